@@ -1,0 +1,43 @@
+# Everything here sets itself up: it needs Python (3.11 or later), pip, venv and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= auto
+
+.PHONY: help demo test soak lint types bench clean
+
+help:
+	@echo "make demo    a small training run, logged live, returned and shown"
+	@echo "make test    the tests"
+	@echo "make soak    the oracle on thousands of random programs (PROGRAMS=5000)"
+	@echo "make lint    formatting and lint;  make types  the type checker"
+	@echo "make bench   the benchmarks"
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/python examples/regression.py
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+soak: $(VENV)/ready
+	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache

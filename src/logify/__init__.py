@@ -1,0 +1,1 @@
+"""The imperative API (see `lox` for the functional one)."""

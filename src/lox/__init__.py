@@ -1,0 +1,43 @@
+"""Logging for JAX.
+
+Write `lox.log({"loss": loss}, step=i)` anywhere in jitted, scanned, vmapped or
+differentiated code, and decide outside what happens to it: `lox.spool` returns the logs
+beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
+"""
+
+from . import _hooks as _hooks
+from ._errors import (
+    DtypeError as DtypeError,
+)
+from ._errors import (
+    LoxError as LoxError,
+)
+from ._errors import (
+    LoxTypeError as LoxTypeError,
+)
+from ._errors import (
+    LoxValueError as LoxValueError,
+)
+from ._errors import (
+    LoxWarning as LoxWarning,
+)
+from ._errors import (
+    ShapeError as ShapeError,
+)
+from ._errors import (
+    StepError as StepError,
+)
+from ._errors import (
+    UnboundedLoopError as UnboundedLoopError,
+)
+from ._errors import (
+    UnsupportedPrimitiveError as UnsupportedPrimitiveError,
+)
+from ._log import log as log
+from ._logdict import logdict as logdict
+from ._nolog import nolog as nolog
+from ._settings import set_default as set_default
+from ._spool import spool as spool
+from ._tap import tap as tap
+
+__version__ = "0.1.0"

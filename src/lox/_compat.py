@@ -1,0 +1,607 @@
+"""Everything that differs between JAX versions, or that JAX does not promise.
+
+No other module imports `jax._src`, names a JAX version, or touches a table of JAX's
+rules. What is read here was measured on JAX 0.9 to 0.12; where a private name is gone,
+the function that needs it says what is lost without it.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.experimental import io_callback
+from jax.extend import core as jex
+from jax.extend import linear_util as lu
+from jax.extend import source_info_util
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+try:
+    from jax._src.core import trace_state_clean as _trace_state_clean
+except ImportError:  # then an eager call is treated like one inside a transformation
+
+    def _trace_state_clean() -> bool:
+        return False
+
+
+__all__ = [
+    "DebugEffect",
+    "Jaxpr",
+    "Literal",
+    "OrderedEffect",
+    "Primitive",
+    "SymbolicZero",
+    "ad",
+    "batching",
+    "bind",
+    "mlir",
+]
+
+Jaxpr = jex.Jaxpr
+ClosedJaxpr = jex.ClosedJaxpr
+Literal = jex.Literal
+Primitive = jex.Primitive
+JaxprEqn = Any
+
+# --- effects -------------------------------------------------------------------------
+
+
+def _effect_type(fun: Callable[[], Any]) -> type:
+    (effect,) = jax.make_jaxpr(fun)().effects
+    return type(effect)
+
+
+def _nothing() -> None:
+    return None
+
+
+# A subclass of these is allowed wherever JAX allows its parents: every allow-list
+# tests with isinstance. The ordered one needs both parents, since some lists name
+# only one of them.
+DebugEffect: Any = _effect_type(lambda: jax.debug.callback(_nothing))
+_OrderedDebugEffect: Any = _effect_type(
+    lambda: jax.debug.callback(_nothing, ordered=True)
+)
+_OrderedIOEffect: Any = _effect_type(lambda: io_callback(_nothing, None, ordered=True))
+
+
+class OrderedEffect(_OrderedDebugEffect, _OrderedIOEffect):  # type: ignore[misc]
+    """An effect whose events keep program order wherever JAX can keep one."""
+
+
+# --- jaxprs --------------------------------------------------------------------------
+
+
+def is_jaxpr(x: Any) -> bool:
+    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def open_jaxpr(x: Any) -> Any:
+    """The equations of `x`, closed or not (from 0.11 on, both are one class)."""
+    return x.jaxpr if isinstance(x, jex.ClosedJaxpr) else x
+
+
+def close(x: Any) -> Any:
+    """`x` with its constants; an open jaxpr of a parameter never has any."""
+    return x if isinstance(x, jex.ClosedJaxpr) else jex.ClosedJaxpr(x, ())
+
+
+def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
+    """An open jaxpr whose first inputs are what were its constants, and those."""
+    jaxpr = closed.jaxpr
+    if not closed.consts:
+        return jaxpr, []
+    return (
+        jaxpr.replace(
+            constvars=[],
+            invars=[*jaxpr.constvars, *jaxpr.invars],
+            debug_info=_unnamed(jaxpr.debug_info),
+        ),
+        list(closed.consts),
+    )
+
+
+def _unnamed(debug_info: Any) -> Any:
+    # 0.9 has no such method, and does not check the names either.
+    forget = getattr(debug_info, "with_unknown_names", None)
+    return forget() if forget else debug_info
+
+
+def trace(
+    fun: Callable[..., Any], avals: Sequence[Any], like: Any
+) -> tuple[Any, Any, list[Any]]:
+    """Traces `fun`, which takes flat arguments and returns a pytree.
+
+    Args:
+        fun: the function.
+        avals: the types of its arguments.
+        like: the jaxpr that it replaces, for its debugging information.
+
+    Returns:
+        The closed jaxpr, the structure of its result, and the result's types.
+    """
+    tree = None
+
+    def flat(*args: Any) -> list[Any]:
+        nonlocal tree
+        leaves, tree = jax.tree.flatten(fun(*args))
+        return leaves
+
+    wrapped = lu.wrap_init(flat, debug_info=_unnamed(open_jaxpr(like).debug_info))
+    jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
+    return jex.ClosedJaxpr(jaxpr, consts), tree, list(out_avals)
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
+    """Binds the primitive of `eqn` again, with some of its parameters changed."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    if isinstance(params, tuple):  # up to 0.9: functions, and the parameters
+        functions, params = params
+        outs = eqn.primitive.bind(*functions, *args, **params)
+    else:
+        outs = eqn.primitive.bind(*args, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+class equation_context:
+    """What JAX had set when `eqn` was traced: its source line, names and config."""
+
+    __slots__ = ("_eqn", "_managers")
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._eqn = eqn
+
+    def __enter__(self) -> None:
+        info = self._eqn.source_info
+        names = source_info_util.current_name_stack() + info.name_stack
+        user = source_info_util.user_context(info.traceback, name_stack=names)
+        self._managers = (user, self._eqn.ctx.manager)
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*exc)
+
+
+# --- jaxprs in an equation's parameters -------------------------------------------------
+
+
+def hijax(eqn: JaxprEqn) -> Any:
+    """The high-level primitive that `eqn` calls, or None."""
+    if eqn.primitive.name != "call_hi_primitive":
+        return None
+    return eqn.params.get("_prim")
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """Every jaxpr (closed or open) in an equation's parameters."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if is_jaxpr(item):
+                yield item
+            elif isinstance(item, jax.stages.Traced):
+                yield item.jaxpr
+            elif _is_hijax(item):
+                yield from jaxprs_in(item.params)
+
+
+def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """`params` with every jaxpr in them changed."""
+
+    def leaf(item: Any) -> Any:
+        if is_jaxpr(item):
+            return change(item)
+        if isinstance(item, jax.stages.Traced):
+            new = copy.copy(item)
+            new._params = {**item._params, "jaxpr": change(item.jaxpr)}
+            for name in ("_lojax", "_closure_converted"):  # caches of the old one
+                if hasattr(item, name):
+                    setattr(new, name, None)
+            return new
+        return item
+
+    def value(item: Any) -> Any:
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*map(leaf, item))
+        if isinstance(item, tuple | list):
+            return type(item)(map(leaf, item))
+        return leaf(item)
+
+    return {name: value(item) for name, item in params.items()}
+
+
+def _is_hijax(item: Any) -> bool:
+    return hasattr(item, "in_avals_flat") and isinstance(
+        getattr(item, "params", None), dict
+    )
+
+
+def expand_hijax(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Runs a high-level primitive by its definition in lower ones."""
+    return list(eqn.primitive.to_lojax(*args, **eqn.params))
+
+
+# --- jit -----------------------------------------------------------------------------
+
+_jit_eqn: Any = jax.make_jaxpr(jax.jit(lambda x: x))(0.0).eqns[0]
+_UNSPECIFIED: Any = _jit_eqn.params["out_shardings"][0]
+_NO_LAYOUT: Any = _jit_eqn.params["out_layouts"][0]
+
+
+def jit_params(params: dict[str, Any], inputs: int, outputs: int) -> dict[str, Any]:
+    """Parameters of `jit` for that many more inputs in front and outputs behind."""
+    return {
+        "in_shardings": (_UNSPECIFIED,) * inputs + tuple(params["in_shardings"]),
+        "in_layouts": (_NO_LAYOUT,) * inputs + tuple(params["in_layouts"]),
+        "donated_invars": (False,) * inputs + tuple(params["donated_invars"]),
+        "out_shardings": tuple(params["out_shardings"]) + (_UNSPECIFIED,) * outputs,
+        "out_layouts": tuple(params["out_layouts"]) + (_NO_LAYOUT,) * outputs,
+    }
+
+
+# --- scan ----------------------------------------------------------------------------
+
+_scan_eqn: Any = jax.make_jaxpr(
+    lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=1)
+)(0.0).eqns[0]
+_cond_eqn: Any = jax.make_jaxpr(
+    lambda x: lax.cond(x > 0, lambda y: y, lambda y: y + 1, x)
+)(0.0).eqns[-1]
+_while_eqn: Any = jax.make_jaxpr(
+    lambda x: lax.while_loop(lambda y: y < 1, lambda y: y + 1, x)
+)(0.0).eqns[0]
+scan_p: Any = _scan_eqn.primitive
+cond_p: Any = _cond_eqn.primitive
+while_p: Any = _while_eqn.primitive
+
+# From 0.11 on, the groups of scan's operands are flat trees, of which only the sizes
+# matter; before, they are counted.
+_FLAT_TREES = "ft_in" in _scan_eqn.params
+if _FLAT_TREES:
+    _Group: Any = type(_scan_eqn.params["ft_in"])
+    _leaf: Any = _scan_eqn.params["ft_in"].unpack()[1].unpack()[0]
+
+
+def scan_sizes(params: dict[str, Any], operands: int) -> tuple[int, int, int]:
+    """How many constants, carries and scanned inputs a scan has."""
+    if _FLAT_TREES:
+        consts, carry, xs = (len(group) for group in params["ft_in"].unpack())
+        return consts, carry, xs
+    consts, carry = params["num_consts"], params["num_carry"]
+    return consts, carry, operands - consts - carry
+
+
+def scan_params(
+    params: dict[str, Any], consts: int, carry: int, xs: int, ys: int
+) -> dict[str, Any]:
+    """Parameters of a scan that has these many operands and stacked outputs."""
+    if _FLAT_TREES:
+        groups = [_Group(*[_leaf] * size) for size in (consts, carry, xs, ys)]
+        return {
+            "ft_in": _Group(*groups[:3]),
+            "ft_out": _Group(groups[1], groups[3]),
+        }
+    new: dict[str, Any] = {"num_consts": consts, "num_carry": carry}
+    if "linear" in params:  # up to 0.9
+        new["linear"] = (False,) * (consts + carry + xs)
+    return new
+
+
+# --- shard_map -----------------------------------------------------------------------
+
+
+def manual_axes(params: dict[str, Any]) -> frozenset[str]:
+    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
+
+
+# --- custom derivatives -----------------------------------------------------------------
+# Their rules are hidden in functions of JAX's own calling convention.
+
+
+def jvp_rule_jaxpr(eqn: JaxprEqn, zeros: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """The rule of a `custom_jvp` equation, as a closed jaxpr.
+
+    It takes the primals, then those tangents that are not zero, and gives the primal
+    results, then those tangents that are not zero; the flags say which ones are.
+    """
+    jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    return _closed(jaxpr, consts), list(out_zeros)
+
+
+def fwd_rule_jaxpr(eqn: JaxprEqn, perturbed: Sequence[bool]) -> Any:
+    """The forward rule of a `custom_vjp` equation: primals to residuals and results."""
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*perturbed)
+    return _closed(jaxpr, consts)
+
+
+def _closed(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    if isinstance(jaxpr, jex.ClosedJaxpr) and not consts:
+        return jaxpr
+    return jex.ClosedJaxpr(open_jaxpr(jaxpr), consts)
+
+
+def fwd_rule_residuals(
+    eqn: JaxprEqn, args: Sequence[Any], outs: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Splits what the forward rule gave into residuals and results.
+
+    Residuals that are inputs are not among its outputs; JAX keeps their positions.
+    """
+    _, residual_tree, forwarded = eqn.params["out_trees"]()
+    computed = sum(position is None for position in forwarded)
+    assert residual_tree.num_leaves == len(forwarded)
+    rest = iter(outs[:computed])
+    residuals = [
+        next(rest) if position is None else args[position] for position in forwarded
+    ]
+    return residuals, list(outs[computed:])
+
+
+def bwd_rule(eqn: JaxprEqn) -> Callable[..., list[Any]]:
+    """The backward rule: residuals and cotangents to cotangents, None where zero."""
+
+    def call(*args: Any) -> list[Any]:
+        outs = eqn.params["bwd"].call_wrapped(*args)
+        # with backward-pass logs of JAX's own (0.11.1 on), they come second
+        if isinstance(outs, tuple) and len(outs) == 2 and isinstance(outs[0], list):
+            outs = outs[0]
+        return [None if type(out) is ad.Zero else out for out in outs]
+
+    return call
+
+
+def zero_tangent(x: Any) -> Any:
+    """The zero tangent of `x`, as an array."""
+    aval = jax.typeof(x).to_tangent_aval()
+    return zeros_like_aval(aval)
+
+
+def zeros_like_aval(aval: Any) -> Any:
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    return jax.numpy.zeros(aval.shape, aval.dtype)
+
+
+# --- hooks: rules of JAX's that run before any transformation of ours can look ----------
+
+
+def wrap_rule(table_name: str, primitive: Any, wrap: Callable[[Any], Any]) -> bool:
+    """Puts `wrap(rule)` in place of JAX's rule; False where there is none to wrap."""
+    table = _rule_table(table_name)
+    if table is None or primitive not in table:
+        return False
+    table[primitive] = wrap(table[primitive])
+    return True
+
+
+def _rule_table(name: str) -> Any:
+    from jax._src.interpreters import ad as ad_internal
+
+    tables: dict[str, Any] = {
+        "batching": getattr(batching, "fancy_primitive_batchers", None),
+        "jvp": getattr(ad, "primitive_jvps", None),
+        "linearize": getattr(ad_internal, "primitive_linearizations", None),
+        "partial_eval": getattr(pe, "custom_partial_eval_rules", None),
+    }
+    return tables[name]
+
+
+def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
+    """`closed` over one more leading axis, on every output."""
+    from jax._src.interpreters import batching as batching_internal
+
+    outs = [True] * len(closed.out_avals)
+    return batching_internal.batch_jaxpr(closed, axis_data, list(batched), outs)[0]
+
+
+def known(tracer: Any) -> bool:
+    """Whether partial evaluation knows the value of `tracer`."""
+    return tracer.pval.is_known()
+
+
+def at_effects_barrier(hook: Callable[[], None]) -> None:
+    """Runs `hook` at the end of every `jax.effects_barrier()`.
+
+    Without it, an exception of a callback would surface at the next call of lox only.
+    """
+    from jax._src import dispatch
+
+    tokens = type(dispatch.runtime_tokens)
+    original = tokens.block_until_ready
+
+    def block_until_ready(self: Any) -> None:
+        original(self)
+        hook()
+
+    tokens.block_until_ready = block_until_ready
+
+
+def at_top_level() -> bool:
+    """Whether no transformation of JAX's is under way around this call."""
+    return _trace_state_clean()
+
+
+# --- callbacks -----------------------------------------------------------------------
+
+
+def emit_callback(
+    ctx: Any, callback: Callable[..., Any], operands: Sequence[Any], avals: Any
+) -> None:
+    """Lowers an unordered call of `callback` on NumPy arrays, without results."""
+    mlir.emit_python_callback(
+        ctx.replace(avals_in=list(avals), avals_out=[]),
+        lambda *args: callback(*args) or (),
+        None,
+        list(operands),
+        avals,
+        [],
+        has_side_effect=True,
+        returns_token=False,
+    )
+
+
+def emit_ordered_callback(
+    ctx: Any,
+    callback: Callable[..., Any],
+    operands: Sequence[Any],
+    avals: Any,
+    effect: Any,
+) -> None:
+    """Lowers a call of `callback` that runs after those before it."""
+    _, token, _ = mlir.emit_python_callback(
+        ctx.replace(avals_in=list(avals), avals_out=[]),
+        lambda *args: callback(*args) or (),
+        ctx.tokens_in.get(effect),
+        list(operands),
+        avals,
+        [],
+        has_side_effect=True,
+        returns_token=True,
+    )
+    ctx.set_tokens_out(mlir.TokenSet({effect: token}))
+
+
+def emit_sharded_callback(
+    ctx: Any, callback: Callable[..., Any], operands: Sequence[Any], avals: Any
+) -> None:
+    """Lowers through `jax.debug.callback`, which knows what the partitioner needs."""
+
+    def call(*args: Any) -> list[Any]:
+        jax.debug.callback(callback, *args)
+        return []
+
+    lower = mlir.lower_fun(call, multiple_results=True)
+    inner = ctx.replace(avals_in=list(avals), avals_out=[])
+    lower(inner, *operands)
+
+
+def physical_aval(aval: Any) -> Any:
+    """The type of the arrays that hold `aval`; a PRNG key's is its data's."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return aval
+    data = jax.eval_shape(
+        jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    )
+    return aval.update(shape=data.shape, dtype=data.dtype)
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """Whether XLA's partitioner will split this program over devices by itself."""
+    context = ctx.module_context.axis_context
+    if getattr(context, "num_devices", None) is not None:
+        return context.num_devices > 1
+    mesh = getattr(context, "mesh", None)
+    if mesh is None or mesh.size == 1:
+        return False
+    manual = getattr(context, "manual_axes", frozenset())
+    return set(mesh.axis_names) != set(manual)
+
+
+def warning_filter(function: Callable[[], Any], category: type[Warning]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        return function()
+
+
+register_lowering = mlir.register_lowering
+static_partial = partial
+
+
+def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """Runs a closed jaxpr."""
+    return jex.jaxpr_as_fun(closed)(*args)
+
+
+def zeros_of_aval(aval: Any) -> Any:
+    """Zeros of a type; a PRNG key of zeros, for a key."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = physical_aval(aval)
+        zeros = jax.numpy.zeros(data.shape, data.dtype)
+        return jax.random.wrap_key_data(zeros, impl=aval.dtype._impl.name)
+    return jax.numpy.zeros(aval.shape, aval.dtype)
+
+
+def changed_jvp_rule(eqn: JaxprEqn, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Parameters of a `custom_jvp` equation whose rule is changed once it is traced."""
+    old = eqn.params["jvp_jaxpr_fun"]
+
+    def rule(*zeros: bool) -> tuple[Any, Any, Any]:
+        closed, out_zeros = jvp_rule_jaxpr(eqn, zeros)
+        new = change(closed)
+        return new.jaxpr, new.consts, out_zeros
+
+    return {"jvp_jaxpr_fun": lu.wrap_init(rule, debug_info=old.debug_info)}
+
+
+def changed_vjp_rules(
+    eqn: JaxprEqn, change: Callable[[Any], Any], bwd: Callable[..., list[Any]]
+) -> dict[str, Any]:
+    """Parameters of a `custom_vjp` equation with changed rules.
+
+    Args:
+        eqn: the equation.
+        change: what to do with the forward rule's closed jaxpr.
+        bwd: a backward rule that gives None where `eqn`'s gives a zero.
+    """
+    old = eqn.params["fwd_jaxpr_thunk"]
+    arguments = eqn.invars[eqn.params["num_consts"] :]
+
+    def fwd_rule(*perturbed: bool) -> tuple[Any, Any]:
+        new = change(fwd_rule_jaxpr(eqn, perturbed))
+        return new.jaxpr, new.consts
+
+    def bwd_rule(*args: Any) -> list[Any]:
+        outs = bwd(*args)
+        return [
+            ad.Zero(_cotangent_aval(var.aval)) if out is None else out
+            for var, out in zip(arguments, outs, strict=True)
+        ]
+
+    return {
+        "fwd_jaxpr_thunk": lu.wrap_init(fwd_rule, debug_info=old.debug_info),
+        "bwd": lu.wrap_init(bwd_rule, debug_info=eqn.params["bwd"].debug_info),
+    }
+
+
+def _cotangent_aval(aval: Any) -> Any:
+    convert = getattr(aval, "to_ct_aval", None) or aval.to_tangent_aval
+    return convert()
+
+
+def closed_over_error() -> Exception:
+    """What JAX raises where a `custom_vjp` function closes over what is varied."""
+    from jax._src.interpreters import ad as ad_internal
+
+    return ad_internal.CustomVJPException()
+
+
+def changed_equation(
+    eqn: JaxprEqn, change: Callable[[Any], Any]
+) -> Callable[..., list[Any]]:
+    """Binds `eqn` with each of its jaxprs changed, as a function of its inputs."""
+    prim = hijax(eqn)
+    if prim is None:
+        params = map_jaxprs(eqn.params, change)
+        return lambda *args: bind(eqn, args, **params)
+    new = copy.copy(prim)
+    new.params = map_jaxprs(prim.params, change)
+    new.__dict__.update(new.params)
+    if prim.effects:
+        jaxprs = list(jaxprs_in(new.params))
+        new.effects = frozenset().union(*(open_jaxpr(j).effects for j in jaxprs))
+
+    def expand(*args: Any) -> Any:
+        # most of these run Python code when they are expanded
+        closed, shape = jax.make_jaxpr(prim.expand, return_shape=True)(*args)
+        outs = evaluate(change(closed), jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+    new.expand = expand
+    return lambda *args: bind(eqn, args, _prim=new)

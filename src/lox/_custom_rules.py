@@ -1,0 +1,228 @@
+"""Rules for functions with derivative or transposition rules of their own.
+
+Logs become extra results of a new custom function, with no derivative. The hidden
+rules go through the same traversal, or `grad(spool(f))` would print from them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from . import _compat
+from ._compat import SymbolicZero
+from ._rows import Record
+from ._walk import (
+    Remover,
+    State,
+    Walk,
+    hidden_rules,
+    rule,
+    without_events,
+)
+
+Result = tuple[list[Any], Record, State]
+
+
+@rule("custom_jvp_call")
+def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    front = len(leaves) + consts
+
+    @jax.custom_jvp
+    def fun(*flat: Any) -> list[Any]:
+        return _compat.evaluate(new, flat)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        ins, seeds = primals[front:], list(tangents[front:])
+        if not eqn.params["symbolic_zeros"]:
+            seeds = [_instantiate(t) for t in seeds]
+        zeros = [type(t) is SymbolicZero for t in seeds]
+        jaxpr, out_zeros = _compat.jvp_rule_jaxpr(eqn, zeros)
+        ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
+        before = state_tree.unflatten(primals[: len(leaves)])
+        outs, rest = _evaluate_rule(walk, jaxpr, ins, before, new, tree, primals)
+        results = outs[: len(out_zeros)]
+        given = iter(outs[len(out_zeros) :])
+        out_tangents = [
+            _zero(primal) if zero else next(given)
+            for primal, zero in zip(results, out_zeros, strict=True)
+        ]
+        return [*results, *rest], [*out_tangents, *map(_zero, rest)]
+
+    fun.defjvp(jvp, symbolic_zeros=True)
+    return tree.unflatten(fun(*leaves, *args))
+
+
+@rule("custom_vjp_call")
+def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    front = len(leaves) + consts
+    results = len(old.out_avals)
+
+    @jax.custom_vjp
+    def fun(*flat: Any) -> list[Any]:
+        return _compat.evaluate(new, flat)
+
+    def fwd(*primals: Any) -> Any:
+        values = [primal.value for primal in primals]
+        perturbed = [primal.perturbed for primal in primals]
+        if any(perturbed[len(leaves) : front]):
+            raise _compat.closed_over_error()
+        jaxpr = _compat.fwd_rule_jaxpr(eqn, perturbed[front:])
+        before = state_tree.unflatten(values[: len(leaves)])
+        outs, rest = _evaluate_rule(
+            walk, jaxpr, values[front:], before, new, tree, values
+        )
+        residuals, outs = _compat.fwd_rule_residuals(eqn, values[len(leaves) :], outs)
+        return [*outs, *rest], residuals
+
+    def bwd(residuals: list[Any], cotangents: list[Any]) -> tuple[Any, ...]:
+        given = list(cotangents[:results])
+        if not eqn.params["symbolic_zeros"]:
+            given = [_instantiate(ct) for ct in given]
+        call = _cleaned_bwd(walk, eqn)
+        return (*[None] * front, *call(*residuals, *given))
+
+    fun.defvjp(fwd, bwd, symbolic_zeros=True)
+    return tree.unflatten(fun(*leaves, *args))
+
+
+def _evaluate_rule(
+    walk: Walk,
+    jaxpr: Any,
+    ins: Sequence[Any],
+    before: State,
+    body: Any,
+    body_tree: Any,
+    body_args: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Runs a rule; gives its results, and the leaves of the rows and the state.
+
+    A rule that logs what its function logs (most call it) gives these rows itself. For
+    one that does not, they come from the function, whose results nobody then needs.
+    """
+    outs, record, after = walk(jaxpr, ins, before)
+    _, body_record, _ = body_tree.unflatten(body.out_avals)
+    rest = jax.tree.leaves((record, after))
+    wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(body_record)]
+    found = [(x.shape, x.dtype) for x in jax.tree.leaves(record)]
+    if list(record) == list(body_record) and found == wanted:
+        return outs, rest
+    results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
+    return outs, _compat.evaluate(body, body_args)[results:]
+
+
+def _cleaned_bwd(walk: Walk, eqn: Any) -> Any:
+    """The backward rule with its events taken: no rows can come out of it."""
+    collector = walk.collector
+    rules = Walk(Remover(collector.wants)) if collector.gives_rows else walk
+    call = _compat.bwd_rule(eqn)
+
+    def cleaned(*args: Any) -> list[Any]:
+        arrays = [x for x in args if type(x) is not SymbolicZero]
+        nothing: list[bool] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            rest = iter(arrays)
+            full = [x if type(x) is SymbolicZero else next(rest) for x in args]
+            outs = call(*full)
+            nothing[:] = [out is None for out in outs]
+            return [out for out in outs if out is not None]
+
+        closed = jax.make_jaxpr(flat)(*arrays)
+        outs, _, _ = rules(closed, arrays, None)
+        rest = iter(outs)
+        return [None if empty else next(rest) for empty in nothing]
+
+    return cleaned
+
+
+@hidden_rules("custom_jvp_call")
+def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
+    def changed(closed: Any) -> Any:
+        return _without_rows(walk, closed)
+
+    return _compat.changed_jvp_rule(eqn, changed)
+
+
+@hidden_rules("custom_vjp_call")
+def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
+    def changed(closed: Any) -> Any:
+        return _without_rows(walk, closed)
+
+    return _compat.changed_vjp_rules(eqn, changed, _cleaned_bwd(walk, eqn))
+
+
+def _without_rows(walk: Walk, closed: Any) -> Any:
+    """A rule whose function gives no rows: its events are delivered, or removed."""
+    if not walk.wants_in(closed):
+        return closed
+    if walk.collector.gives_rows:
+        return without_events(closed, walk.collector.wants)
+    return Walk(walk.collector).rebuilt(closed, None)[0]
+
+
+@rule("custom_linear_solve")
+def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Only `solve` runs; the other functions describe its derivatives."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    end = start + lengths.solve
+    tail = sum(lengths)
+
+    def run(state: State, *args: Any) -> Any:
+        return walk(jaxprs.solve, [*args[start:end], *args[tail:]], state)
+
+    return _with_derivative_of(walk, eqn, args, state, run)
+
+
+@rule("call_hi_primitive")
+def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    def run(state: State, *args: Any) -> Any:
+        expanded = jax.make_jaxpr(lambda *a: _compat.expand_hijax(eqn, a))(*args)
+        return walk(expanded, args, state)
+
+    return _with_derivative_of(walk, eqn, args, state, run)
+
+
+def _with_derivative_of(
+    walk: Walk, eqn: Any, args: list[Any], state: State, run: Any
+) -> Result:
+    """Evaluates `run`, with the derivatives of `eqn` once its events are removed."""
+    clean = _compat.changed_equation(
+        eqn, lambda jaxpr: without_events(_compat.close(jaxpr), walk.collector.wants)
+    )
+    leaves, state_tree = jax.tree.flatten(state)
+    front = len(leaves)
+    avals = [*map(jax.typeof, leaves), *(var.aval for var in eqn.invars)]
+
+    def flat_run(*flat: Any) -> Any:
+        return run(state_tree.unflatten(flat[:front]), *flat[front:])
+
+    like = next(iter(_compat.jaxprs_in(eqn.params)))
+    new, tree, _ = _compat.trace(flat_run, avals, like)
+
+    @jax.custom_jvp
+    def fun(*flat: Any) -> list[Any]:
+        return _compat.evaluate(new, flat)
+
+    @fun.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        outs, out_tangents = jax.jvp(clean, primals[front:], tangents[front:])
+        rest = _compat.evaluate(new, primals)[len(outs) :]
+        return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]
+
+    return tree.unflatten(fun(*leaves, *args))
+
+
+def _zero(primal: Any) -> Any:
+    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+
+
+def _instantiate(x: Any) -> Any:
+    return _compat.zeros_like_aval(x.aval) if type(x) is SymbolicZero else x

@@ -1,0 +1,56 @@
+"""The errors and warnings of lox.
+
+Each one names the keys, the user's own line of the `lox.log` call, and the remedy.
+"""
+
+__all__ = [
+    "DtypeError",
+    "LoxError",
+    "LoxTypeError",
+    "LoxValueError",
+    "LoxWarning",
+    "ShapeError",
+    "StepError",
+    "UnboundedLoopError",
+    "UnsupportedPrimitiveError",
+]
+
+
+class LoxError(Exception):
+    """The base of every error that lox raises."""
+
+
+class LoxTypeError(LoxError, TypeError):
+    """Something of the wrong type was passed to lox."""
+
+
+class LoxValueError(LoxError, ValueError):
+    """Something of the right type but the wrong value was passed to lox."""
+
+
+class ShapeError(LoxError, ValueError):
+    """One key was logged with different shapes or structures."""
+
+
+class DtypeError(LoxError, TypeError):
+    """One key was logged with different dtypes."""
+
+
+class StepError(LoxError, ValueError):
+    """One key was logged with different steps, or a step is no scalar."""
+
+
+class UnboundedLoopError(LoxError, ValueError):
+    """A key cannot be stacked, since its loop has no static length."""
+
+
+class UnsupportedPrimitiveError(LoxError, NotImplementedError):
+    """A key was logged where JAX has no way to give its values back."""
+
+
+class LoxWarning(UserWarning):
+    """Something was asked of lox that is probably not what was meant."""
+
+
+for _name in __all__:
+    globals()[_name].__module__ = "lox"

@@ -1,0 +1,183 @@
+"""What an event is: the static half of one `lox.log` call, and who selects it."""
+
+import dataclasses
+import fnmatch
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import jax
+
+from ._errors import LoxTypeError
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """The user's line that an event comes from."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def user_source(skip: Iterable[str] = (PACKAGE,)) -> Source:
+    """The innermost line on the stack that is in none of the packages `skip`."""
+    skipped = tuple(f"{package}{os.sep}" for package in skip)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(skipped):
+            return Source(name, frame.f_lineno)
+        frame = frame.f_back
+    return Source("<unknown>", 0)
+
+
+class Sink(Protocol):
+    """Where an event goes once a transformation has taken it."""
+
+    ordered: bool
+
+    def __call__(self, event: "Event", operands: Sequence[Any]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """All of a `lox.log` call that is known before the program runs.
+
+    The values themselves are operands, in this order: the leaves of each key's value,
+    the steps, the mask (if `masked`), and the anchors. Values, steps and mask have
+    `lanes` leading axes, one for each `vmap` around the call.
+    """
+
+    keys: tuple[str, ...]
+    trees: tuple[jax.tree_util.PyTreeDef, ...]
+    steps: tuple[str, ...]
+    source: Source
+    tags: tuple[str, ...] = ()
+    explicit: bool = False
+    reduce: Any = None
+    lanes: int = 0
+    # a boolean operand says which lanes really got here
+    masked: bool = False
+    # operands without meaning that hold the event inside its loop (see _hooks)
+    anchors: int = 0
+    # has passed through a transformation, and is no longer printed by default
+    quiet: bool = False
+    # set once a transformation has taken the event: nobody else will see it
+    sink: Sink | None = None
+
+    @property
+    def num_leaves(self) -> int:
+        return sum(tree.num_leaves for tree in self.trees)
+
+    def split(self, operands: Sequence[Any]) -> "Operands":
+        """The operands by what they mean."""
+        values: list[list[Any]] = []
+        start = 0
+        for tree in self.trees:
+            values.append(list(operands[start : start + tree.num_leaves]))
+            start += tree.num_leaves
+        steps = list(operands[start : start + len(self.steps)])
+        start += len(self.steps)
+        mask = operands[start] if self.masked else None
+        start += self.masked
+        return Operands(values, steps, mask, list(operands[start:]))
+
+    def only(
+        self, wanted: Callable[[str], bool], operands: Sequence[Any]
+    ) -> tuple["Event", list[Any]]:
+        """The event of the keys that are wanted, with their operands."""
+        parts = self.split(operands)
+        chosen = [i for i, key in enumerate(self.keys) if wanted(key)]
+        event = dataclasses.replace(
+            self,
+            keys=tuple(self.keys[i] for i in chosen),
+            trees=tuple(self.trees[i] for i in chosen),
+        )
+        parts.values = [parts.values[i] for i in chosen]
+        return event, parts.flat()
+
+    def renamed(self, prefix: str) -> "Event":
+        if not prefix:
+            return self
+        return dataclasses.replace(
+            self, keys=tuple(f"{prefix}{key}" for key in self.keys)
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class Operands:
+    """The operands of an event, by what they mean."""
+
+    values: list[list[Any]]
+    steps: list[Any]
+    mask: Any
+    anchors: list[Any]
+
+    def flat(self) -> list[Any]:
+        leaves = [leaf for value in self.values for leaf in value]
+        mask = [] if self.mask is None else [self.mask]
+        return [*leaves, *self.steps, *mask, *self.anchors]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Selection:
+    """Which keys of which events a transformation takes.
+
+    Attributes:
+        argnames: names, or shell-style patterns; None takes every name.
+        tags: an event passes if it has one of them; None takes every event.
+    """
+
+    argnames: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, argnames: Any, tags: Any) -> "Selection":
+        return cls(_names("argnames", argnames), _names("tags", tags))
+
+    def takes_event(self, event: Event) -> bool:
+        if self.tags is not None and not set(self.tags) & set(event.tags):
+            return False
+        asked = self.tags is not None or self.argnames is not None
+        return asked or not event.explicit
+
+    def takes_key(self, key: str) -> bool:
+        return self.argnames is None or any(
+            matches(key, pattern) for pattern in self.argnames
+        )
+
+    def unmatched(self, keys: Iterable[str]) -> list[str]:
+        """Those of `argnames` that no key matches."""
+        seen = list(keys)
+        return [
+            pattern
+            for pattern in self.argnames or ()
+            if not any(matches(key, pattern) for key in seen)
+        ]
+
+
+def matches(key: str, pattern: str) -> bool:
+    return key == pattern or fnmatch.fnmatchcase(key, pattern)
+
+
+def _names(what: str, names: Any) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return (names,)
+    try:
+        listed = tuple(names)
+    except TypeError:
+        listed = (names,)
+    if not all(isinstance(name, str) for name in listed):
+        raise LoxTypeError(
+            f"`{what}` must be a string or several strings, not {names!r}."
+        )
+    return listed

@@ -1,0 +1,174 @@
+"""`lox.log`: where events come from."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _reduce
+from ._errors import LoxTypeError, StepError
+from ._events import PACKAGE, Event, Source, user_source
+from ._logdict import RESERVED, logdict, reserved_step
+from ._primitive import log_p
+from ._transform import is_array
+
+
+def log(
+    data: Mapping[str, Any],
+    *,
+    tags: str | Iterable[str] = (),
+    reduce: Any = None,
+    prefix: str = "",
+    explicit: bool = False,
+    **steps: Any,
+) -> logdict:
+    """Logs named values, wherever in a program this is called.
+
+    What happens to them is decided outside: `lox.spool` returns them, `lox.tap` streams
+    them to a callback, `lox.nolog` removes them. Untransformed, they are printed (see
+    `lox.set_default`).
+
+    Args:
+        data: the values by name: arrays, numbers, or pytrees of these.
+        tags: by which a transformation can select the event.
+        reduce: the reduction over time that these keys get unless the transformation
+            says otherwise: a name (`"mean"`), or a dict of names by key.
+        prefix: put in front of every key.
+        explicit: if True, the event appears only where `argnames` or `tags` ask for it.
+        **steps: step numbers, by any name: `step=i`, `episode=n`.
+
+    Returns:
+        The event, as a `lox.logdict`.
+
+    Example:
+        >>> @jax.jit
+        ... def f(x):
+        ...     lox.log({"x": x, "y": x + 1}, step=0)
+        ...     return x * x
+        >>> _ = f(3).block_until_ready()
+        {'x': 3, 'y': 4}
+    """
+    return log_from(user_source(), data, tags, reduce, prefix, explicit, steps)
+
+
+def log_from(
+    source: Source,
+    data: Any,
+    tags: Any,
+    reduce: Any,
+    prefix: Any,
+    explicit: Any,
+    steps: dict[str, Any],
+) -> logdict:
+    """Logs on behalf of a line of the user's."""
+    at = f" at {source}"
+    if not isinstance(data, Mapping):
+        raise LoxTypeError(
+            f"`lox.log`{at} got {_describe(data)}; it takes a mapping from names to "
+            'values, such as `lox.log({"loss": loss})`.'
+        )
+    if not isinstance(prefix, str) or not isinstance(explicit, bool):
+        name = "explicit" if isinstance(prefix, str) else "prefix"
+        kind = "a bool" if isinstance(prefix, str) else "a string"
+        raise LoxTypeError(
+            f"`lox.log`{at}: `{name}` must be {kind}. If it was meant as a step, give "
+            f"the step another name, such as `{name}_step`."
+        )
+    keys, trees, leaves = [], [], []
+    for key, value in data.items():
+        if not isinstance(key, str):
+            raise LoxTypeError(
+                f"`lox.log`{at} got the key {key!r}; keys are strings: "
+                f"`lox.log({{{str(key)!r}: ...}})`."
+            )
+        value_leaves, tree = jax.tree.flatten(value)
+        keys.append(prefix + key)
+        trees.append(tree)
+        leaves += [_array(x, key, at) for x in value_leaves]
+        if not value_leaves:
+            raise LoxTypeError(
+                f"`lox.log`{at} got {_describe(value)} for {key!r}, which holds no "
+                "array. Log an array or a number, or leave the key out."
+            )
+    numbers = [_step(name, value, at) for name, value in steps.items()]
+    event = Event(
+        keys=tuple(keys),
+        trees=tuple(trees),
+        steps=tuple(steps),
+        source=source,
+        tags=_tags(tags, at),
+        explicit=explicit,
+        reduce=_prefixed(_reduce.check(reduce, f" of the `lox.log`{at}"), prefix),
+    )
+    if keys:
+        log_p.bind(*leaves, *numbers, event=event)
+    rest = iter(leaves)
+    values = [tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees]
+    return logdict(
+        zip(keys, values, strict=True),
+        {
+            name: dict.fromkeys(keys, number)
+            for name, number in zip(steps, numbers, strict=True)
+        },
+    )
+
+
+def _array(x: Any, key: str, at: str) -> Any:
+    if not is_array(x):
+        raise LoxTypeError(
+            f"`lox.log`{at} got {_describe(x)} for {key!r}; values are arrays, numbers, "
+            "or pytrees of these. Strings and other objects belong into a logger's "
+            "config, or into `tags`."
+        )
+    try:
+        return jnp.asarray(x)
+    except TypeError as error:
+        raise LoxTypeError(
+            f"`lox.log`{at} cannot make an array of {key!r}: {error}"
+        ) from error
+
+
+def _step(name: str, value: Any, at: str) -> Any:
+    if name in RESERVED:
+        raise StepError(f"`lox.log`{at}: {reserved_step(name)}")
+    if not is_array(value) or jnp.ndim(value) != 0:
+        shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
+        raise StepError(
+            f"`lox.log`{at}: the step {name!r} must be a scalar, not "
+            f"{_describe(value)}{shape}. Log {name!r} as a value, or pass one number "
+            "of it."
+        )
+    number = jnp.asarray(value)
+    if jnp.issubdtype(number.dtype, jax.dtypes.extended):
+        raise StepError(f"`lox.log`{at}: the step {name!r} must be a number.")
+    return number
+
+
+def _tags(tags: Any, at: str) -> tuple[str, ...]:
+    listed = (tags,) if isinstance(tags, str) else tags
+    if not isinstance(listed, Iterable) or is_array(listed):
+        listed = (None,)
+    found = tuple(listed)
+    if not all(isinstance(tag, str) for tag in found):
+        raise LoxTypeError(
+            f"`lox.log`{at}: `tags` must be strings, not {tags!r}. If it was meant as "
+            "a step, give the step another name, such as `tags_step`."
+        )
+    return found
+
+
+def _prefixed(checked: Any, prefix: str) -> Any:
+    if isinstance(checked, tuple):
+        return tuple((prefix + key, name) for key, name in checked)
+    return checked
+
+
+def _describe(x: Any) -> str:
+    text = repr(x)
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return f"{text} of type {type(x).__name__}"
+
+
+__all__ = ["PACKAGE", "log", "log_from"]

@@ -1,0 +1,50 @@
+"""`lox.nolog`: the same function without its logs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from . import _rules, _custom_rules  # noqa: F401  (registers the rules)
+from ._transform import Static, check_callable, compiled, wraps
+from ._walk import Remover, Walk
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def nolog(
+    fun: Callable[P, T],
+    *,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Callable[P, T]:
+    """Removes every `lox.log` from `fun`.
+
+    What is compiled is the program without logs.
+
+    Args:
+        fun: the function.
+        static_argnums: which arguments are static, as in `jax.jit`.
+        static_argnames: the same, by name.
+
+    Returns:
+        A function with the arguments and the result of `fun`.
+
+    Example:
+        >>> quiet = lox.nolog(lambda x: (lox.log({"x": x}), x + 1)[1])
+        >>> int(quiet(1))
+        2
+    """
+    check_callable(fun, "nolog")
+    static = Static.of(fun, static_argnums, static_argnames)
+    run = compiled(fun, "nolog", _evaluate, static)
+
+    @wraps(fun, "nolog")
+    def quiet(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)[0]
+
+    return quiet
+
+
+def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
+    outs, _, _ = Walk(Remover())(closed, args, ())
+    return outs, None

@@ -1,0 +1,144 @@
+"""The primitive that a `lox.log` call becomes, and how JAX's transformations treat it.
+
+`log_p` has no results. Its one parameter is the `Event`; its operands are the event's
+values, steps, mask and anchors (see `Event`).
+
+Its effect descends from the one of `jax.debug.callback`, so that JAX allows it
+everywhere and never removes it. There is no rule for `partial_eval_jaxpr_custom` on
+purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpoint`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat
+from ._events import Event
+from ._host import callback_errors, default_sink
+
+
+class LogEffect(_compat.DebugEffect):
+    """The effect of an event that no transformation has taken, or that has no order."""
+
+    def __str__(self) -> str:
+        return "Log"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("lox.LogEffect")
+
+
+class OrderedLogEffect(_compat.OrderedEffect):
+    """The effect of an event that is delivered in program order."""
+
+    def __str__(self) -> str:
+        return "OrderedLog"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("lox.OrderedLogEffect")
+
+
+LOG_EFFECT = LogEffect()
+ORDERED_LOG_EFFECT = OrderedLogEffect()
+
+log_p: Any = _compat.Primitive("lox_log")
+log_p.multiple_results = True
+
+
+@log_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
+    del avals
+    ordered = event.sink is not None and event.sink.ordered
+    return [], {ORDERED_LOG_EFFECT if ordered else LOG_EFFECT}
+
+
+@log_p.def_impl
+def _impl(*operands: Any, event: Event) -> list[Any]:
+    if not event.quiet:
+        real = operands[: len(operands) - event.anchors]
+        sink = event.sink or default_sink
+        sink(event, [to_host(x) for x in real])
+        if event.sink is None:
+            callback_errors.raise_first()
+    return []
+
+
+def to_host(x: Any) -> Any:
+    """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
+    if is_key(x):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
+
+
+def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
+    if event.quiet:
+        return []
+    sink = event.sink or default_sink
+    count = len(operands) - event.anchors
+    operands = operands[:count]
+    avals = [_compat.physical_aval(aval) for aval in ctx.avals_in[:count]]
+
+    def callback(*values: Any) -> None:
+        sink(event, values)
+
+    if event.sink is not None and event.sink.ordered:
+        _compat.emit_ordered_callback(
+            ctx, callback, operands, avals, ORDERED_LOG_EFFECT
+        )
+    elif _compat.is_partitioned(ctx):
+        _compat.emit_sharded_callback(ctx, callback, operands, avals)
+    else:
+        _compat.emit_callback(ctx, callback, operands, avals)
+    return []
+
+
+_compat.register_lowering(log_p, _lowering)
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    # This table is consulted even when no operand is mapped, so that a constant logged
+    # under `vmap` is logged in every lane.
+    count = len(operands) - event.anchors
+    lanes = []
+    for x, dim in zip(operands[:count], dims[:count], strict=True):
+        x = jnp.asarray(x)  # literals arrive as Python numbers
+        if dim is None:
+            lanes.append(jnp.broadcast_to(x, (axis_data.size, *x.shape)))
+        else:
+            lanes.append(jnp.moveaxis(x, dim, 0))
+    event = dataclasses.replace(event, lanes=event.lanes + 1)
+    return log_p.bind(*lanes, *operands[count:], event=event), []
+
+
+_compat.batching.fancy_primitive_batchers[log_p] = _batch
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    del tangents
+    return log_p.bind(*primals, event=event), []
+
+
+def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
+    del cotangents, event
+    return [None] * len(operands)
+
+
+_compat.ad.primitive_jvps[log_p] = _jvp
+_compat.ad.primitive_transposes[log_p] = _transpose

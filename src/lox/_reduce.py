@@ -1,0 +1,162 @@
+"""Reductions over time: what each one means, and on rows that are stacked already."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._errors import LoxTypeError, LoxValueError
+from ._events import matches
+
+NAMES = (
+    "mean",
+    "sum",
+    "min",
+    "max",
+    "first",
+    "last",
+    "count",
+    "std",
+    "var",
+    "append",
+)
+_ALIASES = {"replace": "last"}
+
+
+def check(reduce: Any, where: str = "") -> Any:
+    """A reduction for all keys, or a mapping of them, validated and hashable.
+
+    Args:
+        reduce: a name, a mapping from names or patterns to names, or None.
+        where: what to add to the error, such as the user's line.
+
+    Returns:
+        None, a name, or a tuple of pairs.
+    """
+    if reduce is None:
+        return None
+    if isinstance(reduce, Mapping):
+        for key in reduce:
+            if not isinstance(key, str):
+                raise LoxTypeError(
+                    f"`reduce`{where} has the key {key!r}; its keys are names, or "
+                    "patterns of names, that `lox.log` was given."
+                )
+        return tuple((key, _name(value, where)) for key, value in reduce.items())
+    return _name(reduce, where)
+
+
+def _name(reduction: Any, where: str) -> str | None:
+    if reduction is None:
+        return None
+    if isinstance(reduction, str):
+        name = _ALIASES.get(reduction, reduction)
+        if name in NAMES:
+            return name
+    raise LoxValueError(
+        f"`reduce`{where} got the unknown reduction {reduction!r}; the known ones are "
+        f"{', '.join(NAMES)}."
+    )
+
+
+def choose(checked: Any, key: str) -> str | None:
+    """The reduction that `check` found for one key."""
+    if checked is None or isinstance(checked, str):
+        return checked
+    exact = dict(checked)
+    if key in exact:
+        return exact[key]
+    for pattern, name in checked:
+        if matches(key, pattern):
+            return name
+    return None
+
+
+def unmatched(checked: Any, keys: Iterable[str]) -> list[str]:
+    """The names in a mapping of reductions that no key matches."""
+    if not isinstance(checked, tuple):
+        return []
+    seen = list(keys)
+    return [
+        pattern
+        for pattern, _ in checked
+        if not any(matches(key, pattern) for key in seen)
+    ]
+
+
+def reduce_stacked(name: str, rows: Any, axis: int, mask: Any = None) -> Any:
+    """Reduces stacked rows along their time axis.
+
+    Args:
+        name: one of `NAMES`, but not `append`.
+        rows: an array.
+        axis: its time axis.
+        mask: which rows happened, of a shape that broadcasts to `rows`; None for all.
+    """
+    xp: Any = jnp if isinstance(rows, jax.Array) else np
+    if name == "count":
+        return _count(xp, rows, axis, mask)
+    if name in ("first", "last"):
+        return _pick(xp, name, rows, axis, mask)
+    if name in ("min", "max"):
+        return _extreme(xp, name, rows, axis, mask)
+    if name == "sum":
+        return xp.sum(rows, axis=axis, where=_where(mask))
+    return _MOMENTS[name](xp, _inexact(xp, rows), axis, _where(mask))
+
+
+_MOMENTS: dict[str, Callable[..., Any]] = {
+    "mean": lambda xp, rows, axis, where: xp.mean(rows, axis=axis, where=where),
+    "std": lambda xp, rows, axis, where: xp.std(rows, axis=axis, where=where),
+    "var": lambda xp, rows, axis, where: xp.var(rows, axis=axis, where=where),
+}
+
+
+def _where(mask: Any) -> Any:
+    return True if mask is None else mask
+
+
+def _inexact(xp: Any, rows: Any) -> Any:
+    if jnp.issubdtype(rows.dtype, jnp.inexact):
+        return rows
+    return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+
+
+def _count(xp: Any, rows: Any, axis: int, mask: Any) -> Any:
+    shape = rows.shape[:axis]
+    if mask is None:
+        return xp.full(shape, rows.shape[axis], dtype=np.int32)
+    counted = xp.sum(mask, axis=axis, dtype=np.int32)
+    return counted.reshape(counted.shape[: len(shape)])
+
+
+def _pick(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
+    length = rows.shape[axis]
+    if length == 0:
+        raise LoxValueError(f"the {name} of no rows at all is not defined.")
+    if mask is None:
+        return xp.take(rows, 0 if name == "first" else length - 1, axis=axis)
+    if name == "first":
+        index = xp.argmax(mask, axis=axis, keepdims=True)
+    else:
+        index = length - 1 - xp.argmax(xp.flip(mask, axis), axis=axis, keepdims=True)
+    shape = [1 if i == axis else size for i, size in enumerate(rows.shape)]
+    index = xp.broadcast_to(index, shape)
+    return xp.squeeze(xp.take_along_axis(rows, index, axis=axis), axis)
+
+
+def _extreme(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
+    function = xp.min if name == "min" else xp.max
+    if rows.dtype == np.bool_:
+        as_int = _extreme(xp, name, rows.astype(np.int8), axis, mask)
+        return as_int.astype(np.bool_)
+    if mask is None:
+        return function(rows, axis=axis)
+    if jnp.issubdtype(rows.dtype, jnp.integer):
+        info = jnp.iinfo(rows.dtype)
+        worst = info.max if name == "min" else info.min
+    else:
+        worst = np.inf if name == "min" else -np.inf
+    return function(rows, axis=axis, where=mask, initial=worst)

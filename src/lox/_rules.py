@@ -1,0 +1,261 @@
+"""The rules: how each higher-order primitive is evaluated with its logs.
+
+The contract is written once, on `Rule`. The primitives with derivative rules of the
+user's are in `_custom_rules`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat
+from ._errors import UnboundedLoopError, UnsupportedPrimitiveError
+from ._rows import Record, Rows, unify
+from ._walk import State, Walk, events_inside, rule, unsupported
+
+Result = tuple[list[Any], Record, State]
+
+
+@rule("jit", "pjit")
+def _jit_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old = eqn.params["jaxpr"]
+    new, tree = walk.rebuilt(old, state)
+    leaves = jax.tree.leaves(state)
+    more = len(new.out_avals) - len(old.out_avals)
+    params = _compat.jit_params(eqn.params, len(leaves), more)
+    return tree.unflatten(_compat.bind(eqn, [*leaves, *args], jaxpr=new, **params))
+
+
+@rule("closed_call", "core_call", "eval_jaxpr")
+def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    return walk(_compat.close(eqn.params["call_jaxpr"]), args, state)
+
+
+@rule("remat2", "checkpoint")
+def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    new, tree = walk.rebuilt(eqn.params["jaxpr"], state)
+    jaxpr, consts = _compat.constants_to_inputs(new)
+    front = [*consts, *jax.tree.leaves(state)]
+    prevent_cse = eqn.params["prevent_cse"]
+    if isinstance(prevent_cse, tuple):
+        prevent_cse = (False,) * len(front) + prevent_cse
+    outs = _compat.bind(eqn, [*front, *args], jaxpr=jaxpr, prevent_cse=prevent_cse)
+    return tree.unflatten(outs)
+
+
+@rule("scan")
+def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old = eqn.params["jaxpr"]
+    consts, carry, xs = _compat.scan_sizes(eqn.params, len(args))
+
+    def body(state: State, *args: Any) -> Any:
+        outs, record, state = walk(old, args, state)
+        return state, outs[:carry], outs[carry:], record
+
+    new, tree = walk.rebuilt(old, state, body, at=consts)
+    leaves = jax.tree.leaves(state)
+    ys = len(new.out_avals) - len(leaves) - carry
+    params = _compat.scan_params(eqn.params, consts, len(leaves) + carry, xs, ys)
+    args = [*args[:consts], *leaves, *args[consts:]]
+    outs = _compat.bind(eqn, args, jaxpr=new, **params)
+    state, carried, stacked, record = tree.unflatten(outs)
+    if eqn.params["reverse"]:  # rows come in the order of execution
+        record = _map(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
+    record = _map(record, Rows.merge_time)
+    return [*carried, *stacked], record, state
+
+
+def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
+    return Record((key, change(rows)) for key, rows in record.items())
+
+
+@rule("while")
+def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """A condition that logs is evaluated before the loop and at the end of its body."""
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
+    record = Record()
+    rotated = walk.wants_in(cond)
+    if rotated:
+        inputs = [*consts[:cond_consts], *carry]
+        (go,), record, state = walk(cond, inputs, state)
+        first: list[Any] = [_strong(go)]
+    else:
+        first = []
+    leaves, state_tree = jax.tree.flatten(state)
+    front = len(first) + len(leaves)
+
+    def new_body(*args: Any) -> Any:
+        inner, args = args[: len(consts)], args[len(consts) :]
+        state = state_tree.unflatten(args[len(first) : front])
+        outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
+        records = [record]
+        go: list[Any] = []
+        if rotated:
+            inputs = [*inner[:cond_consts], *outs]
+            go, record, state = walk(cond, inputs, state)
+            records.append(record)
+        if any(records):
+            raise UnboundedLoopError(_unbounded(walk, eqn))
+        return [*map(_strong, go), *jax.tree.leaves(state), *outs]
+
+    def new_cond(*args: Any) -> Any:
+        if rotated:
+            return args[0]
+        return _compat.evaluate(cond, [*args[:cond_consts], *args[cond_consts + front :]])
+
+    const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
+    avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
+    used = [] if rotated else const_avals[:cond_consts]
+    body_jaxpr, _, _ = _compat.trace(new_body, [*const_avals, *avals], body)
+    cond_jaxpr, _, _ = _compat.trace(new_cond, [*used, *avals], cond)
+    outs = _compat.bind(
+        eqn,
+        [*consts[: len(used)], *consts, *first, *leaves, *carry],
+        cond_jaxpr=cond_jaxpr,
+        body_jaxpr=body_jaxpr,
+        cond_nconsts=len(used),
+        body_nconsts=len(consts),
+    )
+    state = state_tree.unflatten(outs[len(first) : front])
+    return outs[front:], record, state
+
+
+def _strong(x: Any) -> Any:
+    return jax.lax.convert_element_type(x, jnp.result_type(x))
+
+
+def _unbounded(walk: Walk, eqn: Any) -> str:
+    events = [event for event in events_inside(eqn) if walk.collector.wants(event)]
+    keys = ", ".join(dict.fromkeys(repr(key) for e in events for key in e.keys))
+    return (
+        f"`lox.spool` cannot stack {keys}, logged at {events[0].source}: the "
+        "`while_loop` around it has no static length. Stream it with `lox.tap`, remove "
+        "it with `lox.nolog`, or use `lax.scan` or a `lax.fori_loop` with static bounds."
+    )
+
+
+@rule("cond")
+def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    branches = eqn.params["branches"]
+    traced = [walk.rebuilt(branch, state) for branch in branches]
+    records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
+    if not _alike(records):
+        traced = [
+            walk.rebuilt(branch, state, _padded(walk, branch, i, records), key="padded")
+            for i, branch in enumerate(branches)
+        ]
+    index, *operands = args
+    outs = _compat.bind(
+        eqn,
+        [index, *jax.tree.leaves(state), *operands],
+        branches=tuple(new for new, _ in traced),
+    )
+    return traced[0][1].unflatten(outs)
+
+
+def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
+    def fun(state: State, *args: Any) -> Any:
+        outs, record, state = walk(branch, args, state)
+        others = [
+            record if j == i else _map(other, _stand_in)
+            for j, other in enumerate(records)
+        ]
+        return outs, unify(others)[i], state
+
+    return fun
+
+
+def _stand_in(rows: Rows) -> Rows:
+    """Rows of another branch, of which only the types matter."""
+    return rows.arrays(_compat.zeros_of_aval)
+
+
+def _alike(records: Sequence[Record]) -> bool:
+    """Whether branches give the very same outputs, so that nothing needs a mask."""
+
+    def outline(record: Record) -> Any:
+        return [
+            (
+                key,
+                rows.tree,
+                rows.stacked,
+                rows.lanes,
+                [(leaf.shape, leaf.dtype) for leaf in rows.leaves],
+                [(name, step.shape, step.dtype) for name, step in rows.steps.items()],
+                rows.mask is None,
+            )
+            for key, rows in record.items()
+        ]
+
+    first, *others = map(outline, records)
+    return all(other == first for other in others)
+
+
+@rule("shard_map")
+def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Rows get a lane axis over the devices of the mesh."""
+    params = eqn.params
+    old = _compat.close(params["jaxpr"])
+    mesh, axes = params["mesh"], _compat.manual_axes(params)
+    order = tuple(name for name in mesh.axis_names if name in axes)
+    spec = jax.sharding.PartitionSpec
+    leaves, state_tree = jax.tree.flatten(state)
+
+    def body(leaves: list[Any], args: list[Any]) -> Any:
+        outs, record, new = walk(old, args, state_tree.unflatten(leaves))
+        record = _map(
+            record,
+            lambda rows: dataclasses.replace(
+                rows.arrays(lambda x: jnp.expand_dims(x, 0)), lanes=rows.lanes + 1
+            ),
+        )
+        return outs, record, jax.tree.leaves(new)
+
+    outs, record, leaves = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=([spec()] * len(leaves), list(params["in_specs"])),
+        out_specs=(list(params["out_specs"]), spec(order), [spec()] * len(leaves)),
+        axis_names=set(axes),
+        check_vma=params["check_vma"],
+    )(leaves, args)
+    # the device axis came out in front; rows have their time first
+    record = _map(
+        record,
+        lambda rows: (
+            rows.arrays(lambda x: jnp.moveaxis(x, 0, 1)) if rows.stacked else rows
+        ),
+    )
+    return outs, record, state_tree.unflatten(leaves)
+
+
+@rule("custom_vmap_call")
+def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Its own rule decides what happens under a later `vmap`, and cannot log."""
+    new, tree = walk.rebuilt(eqn.params["call"], state)
+    leaves = jax.tree.leaves(state)
+    rows_out = len(new.out_avals) - len(eqn.params["call"].out_avals)
+
+    @jax.custom_batching.custom_vmap
+    def fun(*flat: Any) -> Any:
+        return _compat.evaluate(new, flat)
+
+    @fun.def_vmap
+    def _(axis_size: int, batched: Any, *flat: Any) -> Any:
+        if rows_out:
+            raise UnsupportedPrimitiveError(
+                f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
+                "that logs; `lox.spool` the function after `jax.vmap` instead.)"
+            )
+        keep = slice(len(leaves), None)
+        outs, out_batched = eqn.params["rule"](
+            axis_size, list(batched)[keep], *flat[keep]
+        )
+        return outs, out_batched
+
+    return tree.unflatten(fun(*leaves, *args))

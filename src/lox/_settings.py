@@ -1,0 +1,77 @@
+"""What becomes of an event that no transformation takes."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ._errors import LoxTypeError, LoxValueError
+
+Handler = Callable[[Any], Any]
+
+
+def _print(logs: Any) -> None:
+    print(logs, flush=True)
+
+
+def _silent(logs: Any) -> None:
+    del logs
+
+
+def _stderr(logs: Any) -> None:
+    print(logs, file=sys.stderr, flush=True)
+
+
+_NAMED: dict[str, Handler] = {"print": _print, "silent": _silent, "stderr": _stderr}
+_lock = threading.Lock()
+_handler: Handler | None = None
+
+
+def set_default(handler: str | Handler | None) -> None:
+    """Sets what becomes of events that no transformation takes.
+
+    It holds for the whole program, also for functions that are compiled already. The
+    environment variable `LOX_DEFAULT` (`print`, `stderr` or `silent`) sets it from
+    outside.
+
+    Args:
+        handler: `"print"` (the default), `"stderr"`, `"silent"` (or None), or a
+            function of one `lox.logdict`, called once an event and lane.
+
+    Example:
+        >>> lox.set_default("silent")
+        >>> _ = lox.log({"x": 1})
+        >>> lox.set_default("print")
+        >>> _ = lox.log({"x": 1})
+        {'x': 1}
+    """
+    global _handler
+    with _lock:
+        _handler = _resolve(handler, "`lox.set_default`")
+
+
+def default_handler() -> Handler:
+    global _handler
+    if _handler is None:
+        with _lock:
+            _handler = _resolve(os.environ.get("LOX_DEFAULT", "print"), "`LOX_DEFAULT`")
+    return _handler
+
+
+def _resolve(handler: Any, where: str) -> Handler:
+    if handler is None:
+        return _silent
+    if isinstance(handler, str):
+        if handler not in _NAMED:
+            raise LoxValueError(
+                f"{where} got {handler!r}; it takes "
+                f"{', '.join(map(repr, _NAMED))}, or a function of a `lox.logdict`."
+            )
+        return _NAMED[handler]
+    if not callable(handler):
+        raise LoxTypeError(
+            f"{where} takes a function of a `lox.logdict`, one of "
+            f"{', '.join(map(repr, _NAMED))}, or None, not {handler!r}."
+        )
+    return handler

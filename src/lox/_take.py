@@ -1,0 +1,113 @@
+"""What every transformation does alike with the events it may take."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from . import _compat, _reduce
+from ._errors import LoxTypeError, LoxValueError, LoxWarning
+from ._events import PACKAGE, Event, Selection, user_source
+from ._primitive import log_p
+from ._rows import Record
+from ._walk import State, events_of
+
+_JAX = jax.__path__[0]
+
+
+class Taker:
+    """Takes the selected keys of events, and leaves the others for whoever is outside.
+
+    Subclasses say what becomes of a selected event.
+    """
+
+    gives_rows = True
+
+    def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
+        self._selection = selection
+        self._keep = keep_logs
+        # nobody outside will take what is left, so that it can as well go
+        self._outermost = outermost
+
+    def wants(self, event: Event) -> bool:
+        if event.sink is not None:
+            return False
+        return not event.quiet or self._outermost or self._selects(event)
+
+    def _selects(self, event: Event) -> bool:
+        takes = self._selection
+        return takes.takes_event(event) and any(map(takes.takes_key, event.keys))
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        record = Record()
+        taken: set[str] = set()
+        if self._selection.takes_event(event):
+            taken = set(filter(self._selection.takes_key, event.keys))
+        if taken:
+            part, values = event.only(taken.__contains__, operands)
+            record, state = self.take(part, values, state)
+        left = set(event.keys) if self._keep else set(event.keys) - taken
+        if left and not self._outermost:
+            part, values = event.only(left.__contains__, operands)
+            log_p.bind(*values, event=dataclasses.replace(part, quiet=True))
+        return record, state
+
+    def take(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        raise NotImplementedError
+
+
+def is_outermost() -> bool:
+    return _compat.at_top_level()
+
+
+def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) -> None:
+    """Warns of names that no event of the program has."""
+    events = [event for event in events_of(closed) if event.sink is None]
+    keys = list(dict.fromkeys(key for event in events for key in event.keys))
+    _warn(name, "argnames", selection.unmatched(keys), keys)
+    _warn(name, "reduce", _reduce.unmatched(reduce, keys), keys)
+
+
+def _warn(name: str, what: str, missing: list[str], keys: Iterable[str]) -> None:
+    if not missing:
+        return
+    known = ", ".join(map(repr, keys)) or "nothing"
+    source = user_source((PACKAGE, _JAX))
+    warnings.warn_explicit(
+        f"`{what}` of `lox.{name}` has {', '.join(map(repr, missing))}, which no "
+        f"`lox.log` in the function matches; it logs {known}.",
+        LoxWarning,
+        source.file,
+        source.line,
+    )
+
+
+def check_interval(interval: Any, name: str) -> int | None:
+    if interval is None:
+        return None
+    try:
+        whole = interval.__index__()
+    except (AttributeError, TypeError):
+        raise LoxTypeError(
+            f"`interval` of `lox.{name}` must be a whole number, not {interval!r}."
+        ) from None
+    if isinstance(interval, bool) or whole < 1:
+        raise LoxValueError(
+            f"`interval` of `lox.{name}` must be at least 1, not {interval!r}: 1 keeps "
+            "every event, 10 every tenth."
+        )
+    return whole
+
+
+def check_prefix(prefix: Any, name: str) -> str:
+    if not isinstance(prefix, str):
+        raise LoxTypeError(
+            f"`prefix` of `lox.{name}` must be a string, not {prefix!r}."
+        )
+    return prefix

@@ -1,0 +1,298 @@
+"""What all transformations share: how a function is called, traced and remembered.
+
+A transformed function is one `jax.jit` inside, kept by the identity of the user's
+function and the transformation's options. An eager call then costs what a jitted one
+does, and writing `lox.spool(f)` anew at each call does not trace or compile anew.
+"""
+
+import collections
+import dataclasses
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._errors import LoxTypeError
+
+# What becomes of a traced function: its closed jaxpr and flat arguments, to the flat
+# results and whatever the transformation adds.
+Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """Which arguments are static, as in `jax.jit`."""
+
+    argnums: tuple[int, ...]
+    argnames: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fun: Any, argnums: Any, argnames: Any) -> "Static":
+        """Both ways to name an argument, each made whole by the other, as JAX does."""
+        nums, names = _tuple(argnums), _tuple(argnames)
+        if not nums and not names:
+            return cls((), ())
+        try:
+            parameters = inspect.signature(fun).parameters.values()
+        except (TypeError, ValueError):
+            return cls(nums, names)
+        positional = [
+            p.name
+            for p in parameters
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        nums = tuple(i + len(positional) if i < 0 else i for i in nums)
+        named = {positional[i] for i in nums if i < len(positional)}
+        indices = {positional.index(name) for name in names if name in positional}
+        return cls(
+            tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named}))
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.argnums or self.argnames)
+
+    def hide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments with the static ones as leaves that are no arrays."""
+        return (
+            tuple(_Hidden(x) if i in self.argnums else x for i, x in enumerate(args)),
+            {k: _Hidden(x) if k in self.argnames else x for k, x in kwargs.items()},
+        )
+
+
+class _Hidden:
+    """A static argument."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+# A callback that is written anew at each call makes a new entry each time.
+_MOST_KEPT = 64
+
+
+class _Cache:
+    """Compiled functions, for as long as the functions that they come from live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._kept: weakref.WeakKeyDictionary[
+            Any, collections.OrderedDict[Any, Any]
+        ] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, fun: Any, key: Hashable, make: Callable[[Any], Any]) -> Any:
+        # a bound method is a new object each time; its parts are not
+        if inspect.ismethod(fun):
+            owner, key = fun.__self__, (fun.__func__, key)
+        else:
+            owner = fun
+        try:
+            hash((owner, key))
+            with self._lock:
+                kept = self._kept.setdefault(owner, collections.OrderedDict())
+                if key not in kept:
+                    kept[key] = make(_weak(fun))
+                kept.move_to_end(key)
+                if len(kept) > _MOST_KEPT:
+                    kept.popitem(last=False)
+                return kept[key]
+        except TypeError:  # neither hashable nor weakly referable: nothing to keep
+            return make(lambda: fun)
+
+
+def _weak(fun: Any) -> Callable[[], Any]:
+    # The cache must not keep alive what it is keyed by.
+    if inspect.ismethod(fun):
+        return weakref.WeakMethod(fun)
+    return weakref.ref(fun)
+
+
+_cache = _Cache()
+
+
+class Compiled:
+    """A function of the user's, traced, evaluated anew and jitted."""
+
+    def __init__(
+        self, get_fun: Callable[[], Any], evaluate: Evaluate, static: Static
+    ) -> None:
+        self._get_fun = get_fun
+        self._evaluate = evaluate
+        self._static = static
+        self._mixed = False
+        self.sink: Any = None
+        fun = get_fun()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        def call_mixed(static: "_Static", arrays: list[Any]) -> Any:
+            args, kwargs = static.fill(arrays)
+            return self._run(args, kwargs)
+
+        for function in (call, call_mixed):
+            _name_after(function, fun)
+        self._jitted = jax.jit(
+            call,
+            inline=True,
+            static_argnums=static.argnums,
+            static_argnames=static.argnames,
+        )
+        self._jitted_mixed = jax.jit(call_mixed, inline=True, static_argnums=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._mixed:
+            try:
+                return self._jitted(*args, **kwargs)
+            except TypeError:
+                if self._static or not _has_static(args, kwargs):
+                    raise
+                self._mixed = True
+        static, arrays = _split(args, kwargs)
+        return self._jitted_mixed(static, arrays)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Traces the user's function and evaluates what it logs."""
+        fun = self._get_fun()
+        leaves, tree = jax.tree.flatten(self._static.hide(args, kwargs))
+        traced = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+
+        def flat(*arrays: Any) -> Any:
+            filled = [x.value if type(x) is _Hidden else x for x in leaves]
+            for i, array in zip(traced, arrays, strict=True):
+                filled[i] = array
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
+            out = fun(*inner_args, **inner_kwargs)
+            out_leaves, out_tree = jax.tree.flatten(out)
+            # results that are no arrays (a string, a function) pass through
+            results = {i: x for i, x in enumerate(out_leaves) if not is_array(x)}
+            shape.append((out_tree, results))
+            return [x for x in out_leaves if is_array(x)]
+
+        shape: list[Any] = []
+        _name_after(flat, fun)
+        arrays = [leaves[i] for i in traced]
+        closed = jax.make_jaxpr(flat)(*arrays)
+        outs, added = self._evaluate(closed, arrays)
+        out_tree, results = shape[-1]
+        rest = iter(outs)
+        filled = [
+            results[i] if i in results else next(rest)
+            for i in range(out_tree.num_leaves)
+        ]
+        return jax.tree.unflatten(out_tree, filled), added
+
+
+def _name_after(function: Any, fun: Any) -> None:
+    name = getattr(fun, "__name__", None)
+    function.__name__ = name if isinstance(name, str) else "fun"
+    function.__qualname__ = function.__name__
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX traces `x`; all else is static."""
+    return isinstance(
+        x, jax.Array | np.ndarray | np.generic | bool | int | float | complex
+    ) or hasattr(x, "__jax_array__")
+
+
+def _has_static(args: Any, kwargs: Any) -> bool:
+    return not all(is_array(leaf) for leaf in jax.tree.leaves((args, kwargs)))
+
+
+class _Static:
+    """The arguments without their arrays: hashable, so that `jit` can compare them."""
+
+    def __init__(self, tree: Any, leaves: list[Any]) -> None:
+        self._tree = tree
+        self._leaves = leaves
+        self._hash = hash((tree, tuple(map(_hash, leaves))))
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        rest = iter(arrays)
+        leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Static)
+            and self._tree == other._tree
+            and all(map(_same, self._leaves, other._leaves))
+        )
+
+
+_ARRAY = object()
+
+
+def _hash(x: Any) -> int:
+    try:
+        return hash(x)
+    except TypeError:
+        return id(x)
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    try:
+        hash(x)
+        return type(x) is type(y) and bool(x == y)
+    except Exception:
+        return False
+
+
+def _split(args: Any, kwargs: Any) -> tuple[_Static, list[Any]]:
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    rest = [_ARRAY if is_array(leaf) else leaf for leaf in leaves]
+    return _Static(tree, rest), arrays
+
+
+def compiled(
+    fun: Any, key: Hashable, evaluate: Evaluate, static: Static
+) -> Compiled:
+    """The compiled form of `fun` for a transformation and options named by `key`."""
+
+    def make(get_fun: Callable[[], Any]) -> Compiled:
+        return Compiled(get_fun, evaluate, static)
+
+    return _cache.get(fun, (key, static), make)
+
+
+def check_callable(fun: Any, name: str) -> None:
+    if not callable(fun):
+        raise LoxTypeError(
+            f"`lox.{name}` transforms a function, but got {fun!r} of type "
+            f"{type(fun).__name__}. Pass the function itself, not the result of "
+            f"calling it: `lox.{name}(f)(x)`, not `lox.{name}(f(x))`."
+        )
+
+
+def wraps(fun: Any, name: str) -> Callable[[Any], Any]:
+    """`functools.wraps` for any callable."""
+
+    def decorate(wrapper: Any) -> Any:
+        try:
+            functools.update_wrapper(wrapper, fun)
+        except (AttributeError, TypeError):
+            wrapper.__name__ = name
+        return wrapper
+
+    return decorate

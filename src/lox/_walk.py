@@ -1,0 +1,298 @@
+"""The traversal: a program is evaluated again, equation by equation.
+
+There is one traversal and one table of rules, whatever a transformation does with an
+event. What it does is a `Collector`: it receives each event and gives rows back, which
+travel out of the program as extra results, or a changed state, which travels through
+it (into loops as a carry, into branches and calls as an argument). No jaxpr is ever
+changed in place; an equation that logs nothing is bound as it is, so that its caches,
+shardings and custom derivatives stay what they were.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat
+from ._errors import UnsupportedPrimitiveError
+from ._events import Event
+from ._primitive import log_p
+from ._rows import Record, join
+
+State = Any
+
+
+class Collector(Protocol):
+    """What a transformation does with the events of a program."""
+
+    # whether rows come out; where none can (a backward rule), events are removed
+    gives_rows: bool
+
+    def wants(self, event: Event) -> bool:
+        """Whether this event is to be received; if not, it stays where it is."""
+        ...
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        """Takes an event, and gives its rows and the new state."""
+        ...
+
+
+class Rule(Protocol):
+    """How one higher-order primitive is evaluated with its logs.
+
+    Args:
+        walk: the traversal, to evaluate the jaxprs inside.
+        eqn: the equation; at least one event inside is wanted.
+        args: the values of its inputs.
+        state: the collector's state before the equation.
+
+    Returns:
+        The equation's results, its rows, and the state after it.
+    """
+
+    def __call__(
+        self, walk: "Walk", eqn: Any, args: list[Any], state: State
+    ) -> tuple[list[Any], Record, State]: ...
+
+
+_rules: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the rule for the primitives of these names."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            _rules[name] = function
+        return function
+
+    return register
+
+
+# How to change the parameters of an equation that logs nothing itself, but whose
+# derivative rules, which nobody can look into before they run, may.
+_hidden_rules: dict[str, Callable[["Walk", Any], dict[str, Any]]] = {}
+
+
+def hidden_rules(
+    name: str,
+) -> Callable[[Callable[["Walk", Any], dict[str, Any]]], Any]:
+    def register(function: Callable[["Walk", Any], dict[str, Any]]) -> Any:
+        _hidden_rules[name] = function
+        return function
+
+    return register
+
+
+class Walk:
+    """One traversal of one program."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        # Rebuilt jaxprs by what they were made from, so that a jitted function that is
+        # called twice is still lowered once. The originals are kept alive beside.
+        self._memo: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(
+        self, closed: Any, args: Sequence[Any], state: State
+    ) -> tuple[list[Any], Record, State]:
+        """Evaluates a closed jaxpr; gives its results, rows and the new state."""
+        jaxpr = closed.jaxpr
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        last_use = _last_uses(jaxpr)
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, _compat.Literal) else env[atom]
+
+        records: list[Record] = []
+        for i, eqn in enumerate(jaxpr.eqns):
+            ins = [read(atom) for atom in eqn.invars]
+            with _compat.equation_context(eqn):
+                if eqn.primitive is log_p:
+                    event = eqn.params["event"]
+                    if self.collector.wants(event):
+                        record, state = self.collector.receive(event, ins, state)
+                        if record:
+                            records.append(record)
+                    else:
+                        log_p.bind(*ins, event=event)
+                    outs: list[Any] = []
+                elif not self.wants_inside(eqn):
+                    clean = _hidden_rules.get(eqn.primitive.name)
+                    changes = clean(self, eqn) if clean else {}
+                    outs = _compat.bind(eqn, ins, **changes)
+                else:
+                    outs, record, state = self._rule_for(eqn)(self, eqn, ins, state)
+                    if record:
+                        records.append(record)
+            env.update(zip(eqn.outvars, outs, strict=True))
+            for atom in last_use.get(i, ()):
+                env.pop(atom, None)
+        return [read(atom) for atom in jaxpr.outvars], join(records), state
+
+    def wants_inside(self, eqn: Any) -> bool:
+        """Whether the collector wants any event in the jaxprs of an equation."""
+        return any(self.collector.wants(event) for event in events_inside(eqn))
+
+    def wants_in(self, jaxpr: Any) -> bool:
+        """Whether the collector wants any event in this jaxpr."""
+        return any(self.collector.wants(event) for event in events_of(jaxpr))
+
+    def _rule_for(self, eqn: Any) -> Rule:
+        found = _rules.get(eqn.primitive.name)
+        if found is not None:
+            return found
+        if isinstance(self.collector, Remover):
+            return _remove_rule
+        raise UnsupportedPrimitiveError(unsupported(self, eqn))
+
+    def rebuilt(
+        self,
+        like: Any,
+        state: State,
+        fun: Callable[..., Any] | None = None,
+        at: int = 0,
+        key: Any = None,
+    ) -> tuple[Any, Any]:
+        """Traces `fun(state, *args)`, which replaces the jaxpr `like`.
+
+        Args:
+            like: the jaxpr.
+            state: the state, as it enters.
+            fun: by default, the evaluation of `like` by this traversal.
+            at: before which argument the state's leaves go.
+            key: the result is remembered by the jaxpr, the state's type, and this.
+
+        Returns:
+            A closed jaxpr, and the structure of its result.
+        """
+        closed = _compat.close(like)
+        leaves, tree = jax.tree.flatten(state)
+        inside = tuple(map(jax.typeof, leaves))
+        memo_key = (id(like), tree, inside, at, key)
+        kept = self._memo.get(memo_key)
+        if kept is None:
+            end = at + len(leaves)
+
+            def flat(*args: Any) -> Any:
+                inner = tree.unflatten(args[at:end])
+                rest = (*args[:at], *args[end:])
+                if fun is None:
+                    return self(closed, rest, inner)
+                return fun(inner, *rest)
+
+            avals = [*closed.in_avals[:at], *inside, *closed.in_avals[at:]]
+            new, out_tree, _ = _compat.trace(flat, avals, like)
+            kept = self._memo[memo_key] = (like, (new, out_tree))
+        return kept[1]
+
+
+def unsupported(walk: Walk, eqn: Any) -> str:
+    wanted = [event for event in events_inside(eqn) if walk.collector.wants(event)]
+    keys = ", ".join(dict.fromkeys(repr(key) for e in wanted for key in e.keys))
+    return (
+        f"{keys}, logged at {wanted[0].source}, cannot be taken out of "
+        f"`{eqn.primitive.name}`: JAX gives no way to return values from inside it. "
+        "Log outside of it, or wrap what it calls in `lox.nolog`."
+    )
+
+
+# --- which events are where ------------------------------------------------------------
+
+
+_events_cache: "weakref.WeakKeyDictionary[Any, tuple[Event, ...]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def events_of(jaxpr: Any) -> tuple[Event, ...]:
+    """The events in a jaxpr, at any depth, each once, in program order.
+
+    Effects are not enough to tell: some primitives do not pass them on.
+    """
+    key = _compat.open_jaxpr(jaxpr)
+    found = _events_cache.get(key)
+    if found is None:
+        events: dict[Event, None] = {}
+        for eqn in key.eqns:
+            if eqn.primitive is log_p:
+                events[eqn.params["event"]] = None
+            else:
+                events.update(dict.fromkeys(events_inside(eqn)))
+        found = _events_cache[key] = tuple(events)
+    return found
+
+
+def events_inside(eqn: Any) -> tuple[Event, ...]:
+    """The events in the jaxprs of an equation."""
+    events: dict[Event, None] = {}
+    for jaxpr in _compat.jaxprs_in(eqn.params):
+        events.update(dict.fromkeys(events_of(jaxpr)))
+    return tuple(events)
+
+
+def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """The variables that no equation after the i-th needs."""
+    last: dict[Any, int] = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for atom in (*eqn.invars, *eqn.outvars):
+            if not isinstance(atom, _compat.Literal):
+                last[atom] = i
+    for atom in jaxpr.outvars:
+        if not isinstance(atom, _compat.Literal):
+            last.pop(atom, None)
+    uses: dict[int, list[Any]] = {}
+    for atom, i in last.items():
+        uses.setdefault(i, []).append(atom)
+    return uses
+
+
+# --- collectors that every transformation may need ----------------------------------------
+
+
+class Remover:
+    """Removes events."""
+
+    gives_rows = False
+
+    def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
+        self._wants = wants
+
+    def wants(self, event: Event) -> bool:
+        if event.sink is not None:
+            return False
+        return self._wants is None or self._wants(event)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        del event, operands
+        return Record(), state
+
+
+def _remove_rule(
+    walk: Walk, eqn: Any, args: list[Any], state: State
+) -> tuple[list[Any], Record, State]:
+    """Removal needs no rule of its own: every jaxpr inside is made anew without."""
+    params = _compat.map_jaxprs(
+        eqn.params, lambda jaxpr: without_events(jaxpr, walk.collector.wants)
+    )
+    return _compat.bind(eqn, args, **params), Record(), state
+
+
+def without_events(closed: Any, wants: Callable[[Event], bool] | None = None) -> Any:
+    """A closed jaxpr that does the same, without its events."""
+    walk = Walk(Remover(wants))
+    if not walk.wants_in(closed):
+        return closed
+    return walk.rebuilt(closed, ())[0]
+
+
+def as_array(x: Any) -> Any:
+    """Literals reach an interpreter as Python numbers."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)

@@ -1,0 +1,296 @@
+"""The oracle: random programs, and what a plain Python run of them logs.
+
+A program is a tree of statements. `run` executes one against a set of operations:
+`Plain` is Python (loops unrolled, only the taken branch, no JAX transformation), `Jax`
+is JAX's control flow. What `Plain` logs is what must be logged.
+"""
+
+import dataclasses
+import random
+from collections import defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import lox
+
+STRAIGHT = ("log", "log", "log_constant", "log_vector", "log_tree", "update")
+BLOCKS = (
+    "scan",
+    "reverse_scan",
+    "fori",
+    "cond",
+    "switch",
+    "jit",
+    "checkpoint",
+    "custom_jvp",
+    "custom_vjp",
+    "map",
+)
+LOOSE = ("while", "fori_dynamic")  # no reverse-mode derivative, no stacking
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    kind: str
+    number: int = 0
+    blocks: tuple[tuple["Statement", ...], ...] = ()
+
+    def __str__(self, indent: int = 0) -> str:
+        text = "  " * indent + f"{self.kind} {self.number}"
+        for block in self.blocks:
+            text += "\n" + "  " * indent + " {"
+            for inner in block:
+                text += "\n" + inner.__str__(indent + 2)
+            text += "\n" + "  " * indent + " }"
+        return text
+
+
+Program = tuple[Statement, ...]
+
+
+def show(program: Program) -> str:
+    return "\n".join(map(str, program))
+
+
+def generate(seed: int, loose: bool = False) -> Program:
+    """A random program; `loose` ones have loops without a static length."""
+    rng = random.Random(seed)
+    budget = [rng.randint(3, 9)]
+    kinds = BLOCKS + LOOSE if loose else BLOCKS
+
+    def block(depth: int) -> Program:
+        return tuple(statement(depth) for _ in range(rng.randint(1, 3)))
+
+    def statement(depth: int) -> Statement:
+        budget[0] -= 1
+        if depth == 0 or budget[0] < 0 or rng.random() < 0.4:
+            return Statement(rng.choice(STRAIGHT), rng.randint(0, 3))
+        kind = rng.choice(kinds)
+        blocks = {"cond": 2, "switch": 3}.get(kind, 1)
+        return Statement(
+            kind, rng.randint(0, 3), tuple(block(depth - 1) for _ in range(blocks))
+        )
+
+    return tuple(statement(3) for _ in range(rng.randint(2, 4)))
+
+
+# --- operations ------------------------------------------------------------------------
+
+
+class Plain:
+    """Python alone."""
+
+    def __init__(self):
+        self.events = []
+
+    def log(self, data, **steps):
+        self.events.append((jax.tree.map(np.asarray, data), steps))
+
+    def scan(self, body, x, length, reverse=False):
+        for i in reversed(range(length)) if reverse else range(length):
+            x = body(x, i)
+        return x
+
+    def fori(self, body, x, length):
+        return self.scan(body, x, length)
+
+    fori_dynamic = fori
+
+    def while_loop(self, cond, body, x):
+        while cond(x):
+            x = body(x)
+        return x
+
+    def switch(self, index, branches, x):
+        return branches[min(max(int(index), 0), len(branches) - 1)](x)
+
+    def call(self, fun, x):
+        return fun(x)
+
+    jit = checkpoint = custom_jvp = custom_vjp = call
+
+    def map(self, fun, x, length):
+        return sum((fun(x + i) for i in range(length)), x)
+
+
+class Jax:
+    """JAX's own."""
+
+    log = staticmethod(lox.log)
+
+    def scan(self, body, x, length, reverse=False):
+        def step(x, i):
+            return body(x, i), None
+
+        return lax.scan(step, x, jnp.arange(length), reverse=reverse)[0]
+
+    def fori(self, body, x, length):
+        return lax.fori_loop(0, length, lambda i, x: body(x, i), x)
+
+    def fori_dynamic(self, body, x, length):
+        stop = (x * 0).astype(jnp.int32) + length
+        return lax.fori_loop(0, stop, lambda i, x: body(x, i), x)
+
+    def while_loop(self, cond, body, x):
+        return lax.while_loop(cond, body, x)
+
+    def switch(self, index, branches, x):
+        if len(branches) == 2:
+            return lax.cond(index > 0, branches[1], branches[0], x)
+        return lax.switch(index, branches, x)
+
+    def jit(self, fun, x):
+        return jax.jit(fun)(x)
+
+    def checkpoint(self, fun, x):
+        return jax.checkpoint(fun)(x)
+
+    def custom_jvp(self, fun, x):
+        f = jax.custom_jvp(fun)
+        f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 0.5))
+        return f(x)
+
+    def custom_vjp(self, fun, x):
+        f = jax.custom_vjp(fun)
+        f.defvjp(lambda x: (fun(x), None), lambda _, ct: (ct * 0.5,))
+        return f(x)
+
+    def map(self, fun, x, length):
+        return x + lax.map(lambda i: fun(x + i), jnp.arange(1.0 * length)).sum()
+
+
+def run(program: Program, x: Any, ops: Any) -> Any:
+    who = x
+
+    def index_of(x: Any, count: int) -> Any:
+        if isinstance(ops, Plain):
+            return int(np.floor(abs(float(x)) * 3)) % count
+        return jnp.floor(jnp.abs(x) * 3).astype(jnp.int32) % count
+
+    def do(s: Statement, x: Any, i: Any) -> Any:
+        n = s.number
+        if s.kind == "log":
+            ops.log({f"x{n}": x, "i": i}, step=i, who=who)
+        elif s.kind == "log_constant":
+            ops.log({f"lr{n}": 0.25}, who=who)
+        elif s.kind == "log_vector":
+            ops.log({"v": jnp.stack([jnp.float32(x), jnp.float32(n)])}, who=who)
+        elif s.kind == "log_tree":
+            ops.log({"t": {"a": x, "b": (x + n,)}}, who=who)
+        elif s.kind == "update":
+            return x * (0.5 + 0.25 * n) + 0.125
+        elif s.kind in ("scan", "reverse_scan"):
+            body = inside(s.blocks[0])
+            return ops.scan(body, x, n, reverse=s.kind == "reverse_scan")
+        elif s.kind == "fori":
+            return ops.fori(inside(s.blocks[0]), x, n)
+        elif s.kind == "fori_dynamic":
+            return ops.fori_dynamic(inside(s.blocks[0]), x, n)
+        elif s.kind == "while":
+            return while_loop(s, x, i)
+        elif s.kind in ("cond", "switch"):
+            branches = [lambda x, b=b: do_all(b, x, i) for b in s.blocks]
+            return ops.switch(index_of(x, len(branches)), branches, x)
+        elif s.kind == "map":
+            return ops.map(lambda x: do_all(s.blocks[0], x, i), x, n)
+        else:
+            return getattr(ops, s.kind)(lambda x: do_all(s.blocks[0], x, i), x)
+        return x
+
+    def while_loop(s: Statement, x: Any, i: Any) -> Any:
+        # the condition logs too; the bound makes every loop end
+        def cond(carry):
+            x, k = carry
+            ops.log({"c": x}, who=who)
+            bound = s.number if s.number < 2 else 2 + index_of(x, 2)
+            return k < bound
+
+        def body(carry):
+            x, k = carry
+            return do_all(s.blocks[0], x, i), k + 1
+
+        return ops.while_loop(cond, body, (x, 0))[0]
+
+    def inside(block: Program) -> Any:
+        return lambda x, i: do_all(block, x, i)
+
+    def do_all(block: Program, x: Any, i: Any) -> Any:
+        for s in block:
+            x = do(s, x, i)
+        return x
+
+    return do_all(program, x, 0)
+
+
+def function(program: Program) -> Any:
+    return lambda x: run(program, x, Jax())
+
+
+def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The events of a plain Python run."""
+    plain = Plain()
+    run(program, jnp.float32(x), plain)
+    return plain.events
+
+
+# --- comparing --------------------------------------------------------------------------
+
+
+def by_key(events: Any) -> dict[str, list[Any]]:
+    rows = defaultdict(list)
+    for data, _ in events:
+        for key, value in data.items():
+            rows[key].append(value)
+    return dict(rows)
+
+
+def assert_spooled(logs: Any, events: Any) -> None:
+    """Spooled logs are the events' values, stacked by key."""
+    rows = by_key(events)
+    steps = by_key([({k: s for k in data}, None) for data, s in events])
+    some = {key for key in logs if _length(logs, key)}
+    assert some == set(rows), (sorted(some), sorted(rows))
+    for key, values in rows.items():
+        assert _length(logs, key) == len(values), key
+        compare(_stack(values), _rows(logs[key], values))
+        for name in ("step", "who"):
+            if name in steps[key][0]:
+                wanted = np.asarray([s[name] for s in steps[key]], dtype=np.float32)
+                compare(wanted, np.reshape(getattr(logs, name)[key], wanted.shape))
+
+
+def _length(logs: Any, key: str) -> int:
+    return logs._key(key).length()
+
+
+def _rows(value: Any, values: list[Any]) -> Any:
+    return jax.tree.map(
+        lambda leaf, own: np.reshape(leaf, (len(values), *np.shape(own))),
+        value,
+        values[0],
+    )
+
+
+def _stack(values: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+
+
+def compare(wanted: Any, found: Any) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
+        wanted,
+        found,
+    )
+
+
+def assert_tapped(calls: list[Any], events: Any) -> None:
+    """A callback got the events, one by one, in order."""
+    assert [set(logs) for logs in calls] == [set(data) for data, _ in events]
+    for logs, (data, steps) in zip(calls, events, strict=True):
+        compare(data, dict(logs))
+        for name, value in steps.items():
+            compare(np.float32(value), getattr(logs, name)[next(iter(data))])
