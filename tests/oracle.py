@@ -8,6 +8,7 @@ is JAX's control flow. What `Plain` logs is what must be logged.
 import dataclasses
 import random
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import jax
@@ -108,8 +109,8 @@ class Plain:
     def switch(self, index, branches, x):
         return branches[min(max(int(index), 0), len(branches) - 1)](x)
 
-    def call(self, fun, x):
-        return fun(x)
+    def call(self, fun, x, *rest):
+        return fun(x, *rest)
 
     jit = checkpoint = custom_jvp = custom_vjp = call
 
@@ -143,35 +144,34 @@ class Jax:
             return lax.cond(index > 0, branches[1], branches[0], x)
         return lax.switch(index, branches, x)
 
-    def jit(self, fun, x):
-        return jax.jit(fun)(x)
+    def jit(self, fun, *args):
+        return jax.jit(fun)(*args)
 
-    def checkpoint(self, fun, x):
-        return jax.checkpoint(fun)(x)
+    def checkpoint(self, fun, *args):
+        return jax.checkpoint(fun)(*args)
 
-    def custom_jvp(self, fun, x):
+    def custom_jvp(self, fun, *args):
         f = jax.custom_jvp(fun)
         f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 0.5))
-        return f(x)
+        return f(*args)
 
-    def custom_vjp(self, fun, x):
+    def custom_vjp(self, fun, *args):
         f = jax.custom_vjp(fun)
-        f.defvjp(lambda x: (fun(x), None), lambda _, ct: (ct * 0.5,))
-        return f(x)
+        f.defvjp(lambda *a: (fun(*a), None), lambda _, ct: (ct * 0.5, None, None))
+        return f(*args)
 
     def map(self, fun, x, length):
         return x + lax.map(lambda i: fun(x + i), jnp.arange(1.0 * length)).sum()
 
 
 def run(program: Program, x: Any, ops: Any) -> Any:
-    who = x
-
+    # derivative rules cannot close over values, so everything is passed along
     def index_of(x: Any, count: int) -> Any:
         if isinstance(ops, Plain):
             return int(np.floor(abs(float(x)) * 3)) % count
         return jnp.floor(jnp.abs(x) * 3).astype(jnp.int32) % count
 
-    def do(s: Statement, x: Any, i: Any) -> Any:
+    def do(s: Statement, x: Any, i: Any, who: Any) -> Any:
         n = s.number
         if s.kind == "log":
             ops.log({f"x{n}": x, "i": i}, step=i, who=who)
@@ -184,24 +184,24 @@ def run(program: Program, x: Any, ops: Any) -> Any:
         elif s.kind == "update":
             return x * (0.5 + 0.25 * n) + 0.125
         elif s.kind in ("scan", "reverse_scan"):
-            body = inside(s.blocks[0])
+            body = inside(s.blocks[0], who)
             return ops.scan(body, x, n, reverse=s.kind == "reverse_scan")
         elif s.kind == "fori":
-            return ops.fori(inside(s.blocks[0]), x, n)
+            return ops.fori(inside(s.blocks[0], who), x, n)
         elif s.kind == "fori_dynamic":
-            return ops.fori_dynamic(inside(s.blocks[0]), x, n)
+            return ops.fori_dynamic(inside(s.blocks[0], who), x, n)
         elif s.kind == "while":
-            return while_loop(s, x, i)
+            return while_loop(s, x, i, who)
         elif s.kind in ("cond", "switch"):
-            branches = [lambda x, b=b: do_all(b, x, i) for b in s.blocks]
+            branches = [lambda x, b=b: do_all(b, x, i, who) for b in s.blocks]
             return ops.switch(index_of(x, len(branches)), branches, x)
         elif s.kind == "map":
-            return ops.map(lambda x: do_all(s.blocks[0], x, i), x, n)
+            return ops.map(lambda x: do_all(s.blocks[0], x, i, who), x, n)
         else:
-            return getattr(ops, s.kind)(lambda x: do_all(s.blocks[0], x, i), x)
+            return getattr(ops, s.kind)(partial(do_all, s.blocks[0]), x, i, who)
         return x
 
-    def while_loop(s: Statement, x: Any, i: Any) -> Any:
+    def while_loop(s: Statement, x: Any, i: Any, who: Any) -> Any:
         # the condition logs too; the bound makes every loop end
         def cond(carry):
             x, k = carry
@@ -211,19 +211,19 @@ def run(program: Program, x: Any, ops: Any) -> Any:
 
         def body(carry):
             x, k = carry
-            return do_all(s.blocks[0], x, i), k + 1
+            return do_all(s.blocks[0], x, i, who), k + 1
 
         return ops.while_loop(cond, body, (x, 0))[0]
 
-    def inside(block: Program) -> Any:
-        return lambda x, i: do_all(block, x, i)
+    def inside(block: Program, who: Any) -> Any:
+        return lambda x, i: do_all(block, x, i, who)
 
-    def do_all(block: Program, x: Any, i: Any) -> Any:
+    def do_all(block: Program, x: Any, i: Any, who: Any) -> Any:
         for s in block:
-            x = do(s, x, i)
+            x = do(s, x, i, who)
         return x
 
-    return do_all(program, x, 0)
+    return do_all(program, x, 0, lax.stop_gradient(x))
 
 
 def function(program: Program) -> Any:
