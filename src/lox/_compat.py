@@ -344,17 +344,30 @@ def fwd_rule_residuals(
     return residuals, list(outs[computed:])
 
 
-def bwd_rule(eqn: JaxprEqn) -> Callable[..., list[Any]]:
-    """The backward rule: residuals and cotangents to cotangents, None where zero."""
+def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
+    """The backward rule: residuals and cotangents to cotangents, None where zero.
 
-    def call(*args: Any) -> list[Any]:
+    Beside them come the logs of `defvjp_with_logs`, a feature of JAX's own (0.11.1 on).
+    """
+
+    def call(*args: Any) -> tuple[list[Any], Any]:
         outs = eqn.params["bwd"].call_wrapped(*args)
-        # with backward-pass logs of JAX's own (0.11.1 on), they come second
-        if isinstance(outs, tuple) and len(outs) == 2 and isinstance(outs[0], list):
-            outs = outs[0]
-        return [None if type(out) is ad.Zero else out for out in outs]
+        outs, logs = outs if isinstance(outs, tuple) else (outs, None)
+        return [None if type(out) is ad.Zero else out for out in outs], logs
 
     return call
+
+
+# whether a backward rule gives a pair
+_BWD_WITH_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def define_vjp(fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+    """Defines rules with symbolic zeros; `bwd` gives a pair, as `bwd_rule` does."""
+    if _BWD_WITH_LOGS:
+        fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True)
+    else:
+        fun.defvjp(fwd, lambda *args: bwd(*args)[0], symbolic_zeros=True)
 
 
 def zero_tangent(x: Any) -> Any:
@@ -541,14 +554,16 @@ def changed_jvp_rule(eqn: JaxprEqn, change: Callable[[Any], Any]) -> dict[str, A
 
 
 def changed_vjp_rules(
-    eqn: JaxprEqn, change: Callable[[Any], Any], bwd: Callable[..., list[Any]]
+    eqn: JaxprEqn,
+    change: Callable[[Any], Any],
+    bwd: Callable[..., tuple[list[Any], Any]],
 ) -> dict[str, Any]:
     """Parameters of a `custom_vjp` equation with changed rules.
 
     Args:
         eqn: the equation.
         change: what to do with the forward rule's closed jaxpr.
-        bwd: a backward rule that gives None where `eqn`'s gives a zero.
+        bwd: a backward rule, as `bwd_rule` gives it.
     """
     old = eqn.params["fwd_jaxpr_thunk"]
     arguments = eqn.invars[eqn.params["num_consts"] :]
@@ -557,16 +572,17 @@ def changed_vjp_rules(
         new = change(fwd_rule_jaxpr(eqn, perturbed))
         return new.jaxpr, new.consts
 
-    def bwd_rule(*args: Any) -> list[Any]:
-        outs = bwd(*args)
-        return [
+    def new_bwd(*args: Any) -> Any:
+        outs, logs = bwd(*args)
+        outs = [
             ad.Zero(_cotangent_aval(var.aval)) if out is None else out
             for var, out in zip(arguments, outs, strict=True)
         ]
+        return (outs, logs) if _BWD_WITH_LOGS else outs
 
     return {
         "fwd_jaxpr_thunk": lu.wrap_init(fwd_rule, debug_info=old.debug_info),
-        "bwd": lu.wrap_init(bwd_rule, debug_info=eqn.params["bwd"].debug_info),
+        "bwd": lu.wrap_init(new_bwd, debug_info=eqn.params["bwd"].debug_info),
     }
 
 

@@ -11,6 +11,7 @@ import jax
 
 from . import _compat
 from ._compat import SymbolicZero
+from ._errors import UnsupportedPrimitiveError
 from ._rows import Record
 from ._walk import (
     Remover,
@@ -18,6 +19,7 @@ from ._walk import (
     Walk,
     hidden_rules,
     rule,
+    unsupported,
     without_events,
 )
 
@@ -63,6 +65,7 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves) + consts
     results = len(old.out_avals)
+    constant = walk.collector.constant_state
 
     @jax.custom_vjp
     def fun(*flat: Any) -> list[Any]:
@@ -79,16 +82,17 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
             walk, jaxpr, values[front:], before, new, tree, values
         )
         residuals, outs = _compat.fwd_rule_residuals(eqn, values[len(leaves) :], outs)
-        return [*outs, *rest], residuals
+        return [*outs, *rest], (before if constant else None, residuals)
 
-    def bwd(residuals: list[Any], cotangents: list[Any]) -> tuple[Any, ...]:
+    def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
+        before, residuals = saved
         given = list(cotangents[:results])
         if not eqn.params["symbolic_zeros"]:
             given = [_instantiate(ct) for ct in given]
-        call = _cleaned_bwd(walk, eqn)
-        return (*[None] * front, *call(*residuals, *given))
+        outs, logs = _cleaned_bwd(walk, eqn, before)(*residuals, *given)
+        return (*[None] * front, *outs), logs
 
-    fun.defvjp(fwd, bwd, symbolic_zeros=True)
+    _compat.define_vjp(fun, fwd, bwd)
     return tree.unflatten(fun(*leaves, *args))
 
 
@@ -117,27 +121,21 @@ def _evaluate_rule(
     return outs, _compat.evaluate(body, body_args)[results:]
 
 
-def _cleaned_bwd(walk: Walk, eqn: Any) -> Any:
-    """The backward rule with its events taken: no rows can come out of it."""
-    collector = walk.collector
-    rules = Walk(Remover(collector.wants)) if collector.gives_rows else walk
+def _cleaned_bwd(walk: Walk, eqn: Any, state: State = None) -> Any:
+    """The backward rule with its events taken."""
     call = _compat.bwd_rule(eqn)
 
-    def cleaned(*args: Any) -> list[Any]:
+    def cleaned(*args: Any) -> tuple[list[Any], Any]:
         arrays = [x for x in args if type(x) is not SymbolicZero]
-        nothing: list[bool] = []
 
-        def flat(*arrays: Any) -> list[Any]:
+        def flat(*arrays: Any) -> tuple[list[Any], Any]:
             rest = iter(arrays)
             full = [x if type(x) is SymbolicZero else next(rest) for x in args]
-            outs = call(*full)
-            nothing[:] = [out is None for out in outs]
-            return [out for out in outs if out is not None]
+            return call(*full)
 
-        closed = jax.make_jaxpr(flat)(*arrays)
-        outs, _, _ = rules(closed, arrays, None)
-        rest = iter(outs)
-        return [None if empty else next(rest) for empty in nothing]
+        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+        outs, _, _ = _rule_walk(walk)(closed, arrays, state)
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
     return cleaned
 
@@ -218,6 +216,66 @@ def _with_derivative_of(
         return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]
 
     return tree.unflatten(fun(*leaves, *args))
+
+
+@rule("custom_vmap_call")
+def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Under a later `vmap`, its own rule replaces the function and what that logs."""
+    old = eqn.params["call"]
+    new, tree = walk.rebuilt(old, state)
+    leaves = jax.tree.leaves(state)
+    more = len(new.out_avals) - len(old.out_avals)
+
+    def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
+        if more:
+            raise UnsupportedPrimitiveError(
+                f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
+                "that logs: use the transformation after `jax.vmap`, not before it.)"
+            )
+        front = len(leaves)
+        inner = eqn.params["in_tree"].unflatten
+        call = _cleaned_vmap_rule(walk, eqn)
+        outs, out_batched = call(
+            axis_size, inner(batched[front:]), *inner(flat[front:])
+        )
+        return jax.tree.leaves(outs), jax.tree.leaves(out_batched)
+
+    outs = _compat.bind(
+        eqn,
+        [*leaves, *args],
+        call=new,
+        rule=batch,
+        in_tree=jax.tree.structure(tuple(new.in_avals)),
+        out_tree=jax.tree.structure(list(new.out_avals)),
+    )
+    return tree.unflatten(outs)
+
+
+@hidden_rules("custom_vmap_call")
+def _clean_vmap_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
+    return {"rule": _cleaned_vmap_rule(walk, eqn)}
+
+
+def _cleaned_vmap_rule(walk: Walk, eqn: Any) -> Any:
+    def cleaned(axis_size: int, batched: Any, *args: Any) -> Any:
+        out_batched: list[Any] = []
+
+        def fun(*args: Any) -> Any:
+            outs, flags = eqn.params["rule"](axis_size, list(batched), *args)
+            out_batched.append(flags)
+            return outs
+
+        closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+        outs, _, _ = _rule_walk(walk)(closed, jax.tree.leaves(args), None)
+        return jax.tree.unflatten(jax.tree.structure(shape), outs), out_batched[-1]
+
+    return cleaned
+
+
+def _rule_walk(walk: Walk) -> Walk:
+    """For a hidden rule: no rows can come out of it, so that events are removed."""
+    collector = walk.collector
+    return Walk(Remover(collector.wants)) if collector.gives_rows else walk
 
 
 def _zero(primal: Any) -> Any:

@@ -33,6 +33,7 @@ class _Rewriter:
     """Binds each event again, with what the state adds to it."""
 
     gives_rows = False
+    constant_state = True
 
     def wants(self, event: Event) -> bool:
         del event
@@ -40,11 +41,19 @@ class _Rewriter:
 
 
 class _Anchor(_Rewriter):
-    """The state is a value that changes in the loop; it becomes an operand."""
+    """The state is a value that changes in the loop; it becomes an operand.
+
+    In a backward rule there is none: only what runs forward is hoisted.
+    """
+
+    constant_state = False
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
+        if state is None:
+            log_p.bind(*operands, event=event)
+            return Record(), state
         event = dataclasses.replace(event, anchors=event.anchors + 1)
         log_p.bind(*operands, state, event=event)
         return Record(), state

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from . import _compat
-from ._errors import UnboundedLoopError, UnsupportedPrimitiveError
+from ._errors import UnboundedLoopError
 from ._rows import Record, Rows, unify
-from ._walk import State, Walk, events_inside, rule, unsupported
+from ._walk import State, Walk, events_inside, rule
 
 Result = tuple[list[Any], Record, State]
 
@@ -232,30 +232,3 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         ),
     )
     return outs, record, state_tree.unflatten(leaves)
-
-
-@rule("custom_vmap_call")
-def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Its own rule decides what happens under a later `vmap`, and cannot log."""
-    new, tree = walk.rebuilt(eqn.params["call"], state)
-    leaves = jax.tree.leaves(state)
-    rows_out = len(new.out_avals) - len(eqn.params["call"].out_avals)
-
-    @jax.custom_batching.custom_vmap
-    def fun(*flat: Any) -> Any:
-        return _compat.evaluate(new, flat)
-
-    @fun.def_vmap
-    def _(axis_size: int, batched: Any, *flat: Any) -> Any:
-        if rows_out:
-            raise UnsupportedPrimitiveError(
-                f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
-                "that logs; `lox.spool` the function after `jax.vmap` instead.)"
-            )
-        keep = slice(len(leaves), None)
-        outs, out_batched = eqn.params["rule"](
-            axis_size, list(batched)[keep], *flat[keep]
-        )
-        return outs, out_batched
-
-    return tree.unflatten(fun(*leaves, *args))

@@ -24,6 +24,7 @@ class Taker:
     """
 
     gives_rows = True
+    constant_state = False
 
     def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
         self._selection = selection

@@ -29,6 +29,8 @@ class Collector(Protocol):
 
     # whether rows come out; where none can (a backward rule), events are removed
     gives_rows: bool
+    # whether the state is only read: then it can be handed to derivative rules too
+    constant_state: bool
 
     def wants(self, event: Event) -> bool:
         """Whether this event is to be received; if not, it stays where it is."""
@@ -137,6 +139,8 @@ class Walk:
 
     def wants_inside(self, eqn: Any) -> bool:
         """Whether the collector wants any event in the jaxprs of an equation."""
+        if self.collector.constant_state and eqn.primitive.name in _hidden_rules:
+            return True  # nobody knows yet, and only a rule can hand the state on
         return any(self.collector.wants(event) for event in events_inside(eqn))
 
     def wants_in(self, jaxpr: Any) -> bool:
@@ -259,6 +263,7 @@ class Remover:
     """Removes events."""
 
     gives_rows = False
+    constant_state = False
 
     def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
         self._wants = wants

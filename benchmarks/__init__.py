@@ -1,0 +1,1 @@
+"""What lox costs, against the same programs written without it."""

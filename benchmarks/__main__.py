@@ -1,0 +1,25 @@
+"""`python -m benchmarks [topic ...]` prints one table; without names, all topics."""
+
+import sys
+
+from . import compiled, eager, lanes, removed, streaming, tracing
+from .figure import HEADER
+
+TOPICS = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (eager, compiled, removed, tracing, streaming, lanes)
+}
+
+
+def main(names: list[str]) -> None:
+    unknown = sorted(set(names) - set(TOPICS))
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; topics are {', '.join(TOPICS)}")
+    print(HEADER)
+    for name in names or TOPICS:
+        for figure in TOPICS[name].figures():
+            print(figure, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,26 @@
+"""Optimised programs, to be counted and compared."""
+
+import re
+from typing import Any
+
+import jax
+
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?[\w.\-]+ = ")
+# where an instruction comes from is not what it does
+_ORIGIN = re.compile(r",? (metadata|stack_frame_id|origin)=(\{[^}]*\}|\d+)")
+_NAME = re.compile(r"%[\w.\-]+")
+
+
+def instructions(fun: Any, *args: Any) -> list[str]:
+    """The instructions of the compiled `fun`, with names that only count.
+
+    Two programs that do the same in the same order give equal lists.
+    """
+    names: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        return names.setdefault(match.group(), f"%{len(names)}")
+
+    text = jax.jit(fun).lower(*args).compile().as_text()
+    lines = [line for line in text.splitlines() if _INSTRUCTION.match(line)]
+    return [_NAME.sub(number, _ORIGIN.sub("", line)) for line in lines]

@@ -1,0 +1,45 @@
+"""Times that can be compared on a machine that others use too."""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+Contender = Callable[[], Any]
+
+# What a ratio of two equal times may come out as, in spite of all this.
+NOISE = 0.05
+
+
+def best_times(
+    *contenders: Contender, calls: int = 1, rounds: int = 9, warm: bool = True
+) -> list[float]:
+    """The least time that one call of each contender took, in seconds.
+
+    Every round calls each contender, so that a slow moment hits all of them, and the
+    order turns round, so that none always follows the same other one.
+    """
+    if warm:
+        for contender in contenders:
+            contender()
+    times = [float("inf")] * len(contenders)
+    order = list(range(len(contenders)))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for i in order:
+                times[i] = min(times[i], _time(contenders[i], calls))
+            order.reverse()
+            gc.collect()
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _time(contender: Contender, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        contender()
+    return (time.perf_counter() - start) / calls

@@ -1,0 +1,57 @@
+"""`lox.tap` under `vmap`: one call of the host an event, however many lanes."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import lox
+from lox._host import CallbackSink
+
+from .figure import Figure
+
+_LANES, _EVENTS = 64, 100
+
+
+def figures() -> Iterator[Figure]:
+    tapped = lox.tap(_logs, callback=_ignore)
+    yield Figure(
+        f"host calls an event, vmap(tap(f)) over {_LANES} lanes",
+        _host_calls(jax.jit(jax.vmap(tapped))) / _EVENTS,
+        1,
+    )
+    yield Figure(
+        f"host calls an event, tap(vmap(f)) over {_LANES} lanes",
+        _host_calls(lox.tap(jax.vmap(_logs), callback=_ignore)) / _EVENTS,
+        1,
+    )
+
+
+def _host_calls(fun: Callable[[Any], Any]) -> int:
+    calls = 0
+    deliver = CallbackSink.__call__
+
+    def counting(self: CallbackSink, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        deliver(self, *args)
+
+    with mock.patch.object(CallbackSink, "__call__", counting):
+        fun(jnp.arange(_LANES))
+        jax.effects_barrier()
+    return calls
+
+
+def _ignore(logs: lox.logdict) -> None:
+    del logs
+
+
+def _logs(x: Any) -> Any:
+    def body(carry: Any, _: Any) -> Any:
+        lox.log({"x": carry})
+        return carry + x, None
+
+    return lax.scan(body, 0, length=_EVENTS)[0]
