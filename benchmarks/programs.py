@@ -39,7 +39,8 @@ def scan(xs: Any, log: Log = lox.log) -> Any:
 
 def scan_by_hand(xs: Any) -> Any:
     def body(carry: Any, x: Any) -> Any:
-        return _step(carry, x), _metrics(carry, x)
+        metrics = _metrics(carry, x)
+        return _step(carry, x), metrics
 
     return lax.scan(body, jnp.float32(0), xs)
 
@@ -64,7 +65,8 @@ def nested(xs: Any, log: Log = lox.log) -> Any:
 
 def nested_by_hand(xs: Any) -> Any:
     def inner(carry: Any, x: Any) -> Any:
-        return _step(carry, x), _metrics(carry, x)
+        metrics = _metrics(carry, x)
+        return _step(carry, x), metrics
 
     def outer(carry: Any, x: Any) -> Any:
         carry, logs = lax.scan(inner, carry, x * jnp.arange(_INNER))

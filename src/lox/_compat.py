@@ -297,6 +297,13 @@ def scan_params(
 # --- shard_map -----------------------------------------------------------------------
 
 
+def partly_manual() -> bool:
+    """Whether we are in a `shard_map` over some axes of a mesh, but not over all."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = set(getattr(mesh, "manual_axes", ()))
+    return bool(manual) and manual != set(mesh.axis_names)
+
+
 def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
 
@@ -445,54 +452,62 @@ def at_top_level() -> bool:
 
 
 def emit_callback(
-    ctx: Any, callback: Callable[..., Any], operands: Sequence[Any], avals: Any
-) -> None:
-    """Lowers an unordered call of `callback` on NumPy arrays, without results."""
-    mlir.emit_python_callback(
-        ctx.replace(avals_in=list(avals), avals_out=[]),
-        lambda *args: callback(*args) or (),
-        None,
-        list(operands),
-        avals,
-        [],
-        has_side_effect=True,
-        returns_token=False,
-    )
-
-
-def emit_ordered_callback(
     ctx: Any,
     callback: Callable[..., Any],
     operands: Sequence[Any],
-    avals: Any,
+    avals: Sequence[Any],
     effect: Any,
 ) -> None:
-    """Lowers a call of `callback` that runs after those before it."""
+    """Lowers a call of `callback` on NumPy arrays, without results.
+
+    In a program that XLA splits over devices, it must know where the call is to run: on
+    the first device, with whole values. Where only some axes of a mesh are split so,
+    `jax.debug.callback` knows how, but keeps no order.
+
+    Args:
+        ctx: the lowering context.
+        callback: the function.
+        operands: its arguments, as values of the lowered program.
+        avals: their types.
+        effect: the ordered effect in whose order it is to run, or None.
+    """
+    inner = ctx.replace(avals_in=list(avals), avals_out=[])
+    partitioned = is_partitioned(ctx)
+    sharding = _first_device_sharding(ctx) if partitioned else None
+    if partitioned and sharding is None:
+
+        def call(*args: Any) -> list[Any]:
+            jax.debug.callback(lambda *a: callback(*map(np.asarray, a)), *args)
+            return []
+
+        mlir.lower_fun(call, multiple_results=True)(inner, *operands)
+        if effect is not None:
+            ctx.set_tokens_out(mlir.TokenSet({effect: ctx.tokens_in.get(effect)}))
+        return
     _, token, _ = mlir.emit_python_callback(
-        ctx.replace(avals_in=list(avals), avals_out=[]),
+        inner,
         lambda *args: callback(*args) or (),
-        ctx.tokens_in.get(effect),
+        None if effect is None else ctx.tokens_in.get(effect),
         list(operands),
-        avals,
+        list(avals),
         [],
         has_side_effect=True,
-        returns_token=True,
+        returns_token=effect is not None or partitioned,
+        sharding=sharding,
     )
-    ctx.set_tokens_out(mlir.TokenSet({effect: token}))
+    if effect is not None:
+        ctx.set_tokens_out(mlir.TokenSet({effect: token}))
 
 
-def emit_sharded_callback(
-    ctx: Any, callback: Callable[..., Any], operands: Sequence[Any], avals: Any
-) -> None:
-    """Lowers through `jax.debug.callback`, which knows what the partitioner needs."""
-
-    def call(*args: Any) -> list[Any]:
-        jax.debug.callback(callback, *args)
-        return []
-
-    lower = mlir.lower_fun(call, multiple_results=True)
-    inner = ctx.replace(avals_in=list(avals), avals_out=[])
-    lower(inner, *operands)
+def _first_device_sharding(ctx: Any) -> Any:
+    try:
+        from jax._src.callback import _callback_op_sharding
+    except ImportError:
+        return None
+    context = ctx.module_context.axis_context
+    if getattr(context, "mesh", None) is not None:
+        return None
+    return _callback_op_sharding(context, None, [])
 
 
 def physical_aval(aval: Any) -> Any:

@@ -41,8 +41,6 @@ def user_source(skip: Iterable[str] = (PACKAGE,)) -> Source:
 class Sink(Protocol):
     """Where an event goes once a transformation has taken it."""
 
-    ordered: bool
-
     def __call__(self, event: "Event", operands: Sequence[Any]) -> None: ...
 
 
@@ -71,6 +69,8 @@ class Event:
     quiet: bool = False
     # set once a transformation has taken the event: nobody else will see it
     sink: Sink | None = None
+    # whether the sink gets it in program order
+    ordered: bool = False
 
     @property
     def num_leaves(self) -> int:

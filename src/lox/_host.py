@@ -54,11 +54,8 @@ _compat.at_effects_barrier(callback_errors.raise_first)
 class CallbackSink:
     """Delivers events to a callback, one lane at a time, or all lanes at once."""
 
-    def __init__(
-        self, callback: Callback, ordered: bool = True, batched: bool = False
-    ) -> None:
+    def __init__(self, callback: Callback, batched: bool = False) -> None:
         self.callback = callback
-        self.ordered = ordered
         self.batched = batched
         # set by an exception, until it is raised: a callback that failed gets no more
         self.failed = False
@@ -98,7 +95,7 @@ class _DefaultSink(CallbackSink):
     """Delivers to whatever `lox.set_default` says at that moment."""
 
     def __init__(self) -> None:
-        super().__init__(lambda logs: default_handler()(logs), ordered=False)
+        super().__init__(lambda logs: default_handler()(logs))
 
 
 default_sink = _DefaultSink()

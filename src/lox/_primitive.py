@@ -57,8 +57,7 @@ log_p.multiple_results = True
 @log_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
     del avals
-    ordered = event.sink is not None and event.sink.ordered
-    return [], {ORDERED_LOG_EFFECT if ordered else LOG_EFFECT}
+    return [], {ORDERED_LOG_EFFECT if event.ordered else LOG_EFFECT}
 
 
 @log_p.def_impl
@@ -94,14 +93,8 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     def callback(*values: Any) -> None:
         sink(event, values)
 
-    if event.sink is not None and event.sink.ordered:
-        _compat.emit_ordered_callback(
-            ctx, callback, operands, avals, ORDERED_LOG_EFFECT
-        )
-    elif _compat.is_partitioned(ctx):
-        _compat.emit_sharded_callback(ctx, callback, operands, avals)
-    else:
-        _compat.emit_callback(ctx, callback, operands, avals)
+    effect = ORDERED_LOG_EFFECT if event.ordered else None
+    _compat.emit_callback(ctx, callback, operands, avals, effect)
     return []
 
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from . import _rules, _custom_rules  # noqa: F401  (registers the rules)
+from . import _compat, _custom_rules, _rules  # noqa: F401  (registers the rules)
 from ._errors import LoxTypeError, UnsupportedPrimitiveError
 from ._events import Event, Selection
 from ._host import CallbackSink, callback_errors
@@ -40,11 +40,13 @@ class _Tapper(Taker):
         keep_logs: bool,
         outermost: bool,
         sink: CallbackSink,
+        ordered: bool,
         prefix: str,
         interval: int | None,
     ) -> None:
         super().__init__(selection, keep_logs, outermost)
         self._sink = sink
+        self._ordered = ordered
         self._prefix = prefix
         self._interval = interval
         self._group: dict[str, int] = {}
@@ -65,9 +67,8 @@ class _Tapper(Taker):
     def take(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        tapped = dataclasses.replace(event.renamed(self._prefix), sink=self._sink)
         if self._interval is None:
-            log_p.bind(*operands, event=tapped)
+            log_p.bind(*operands, event=self._tapped(event))
             return Record(), state
         if state is None or event.masked:
             raise UnsupportedPrimitiveError(_uncountable(event))
@@ -80,11 +81,8 @@ class _Tapper(Taker):
                 part, values = event.only(
                     lambda key: self._group[key] in chosen, operands
                 )
-                part = part.renamed(self._prefix)
                 if part.keys:
-                    log_p.bind(
-                        *values, event=dataclasses.replace(part, sink=self._sink)
-                    )
+                    log_p.bind(*values, event=self._tapped(part))
 
             return branch
 
@@ -97,6 +95,12 @@ class _Tapper(Taker):
             count + 1 if group in groups else count for group, count in enumerate(state)
         ]
         return Record(), counted
+
+    def _tapped(self, event: Event) -> Event:
+        # XLA crashes on order where only some axes of a mesh are manual
+        ordered = self._ordered and not _compat.partly_manual()
+        event = event.renamed(self._prefix)
+        return dataclasses.replace(event, sink=self._sink, ordered=ordered)
 
 
 def _uncountable(event: Event) -> str:
@@ -122,8 +126,8 @@ class _SwitchSink(CallbackSink):
     serves every callback, and a lambda written anew at each call compiles nothing.
     """
 
-    def __init__(self, ordered: bool, batched: bool) -> None:
-        super().__init__(_nobody, ordered, batched)
+    def __init__(self, batched: bool) -> None:
+        super().__init__(_nobody, batched)
         self._users = 0
         self._switch = threading.Lock()
 
@@ -259,31 +263,32 @@ def tap(
     every = check_interval(interval, "tap")
     check_prefix(prefix, "tap")
     static = Static.of(fun, static_argnums, static_argnames)
-    key = ("tap", selection, prefix, bool(keep_logs), every, bool(batched))
+    key = ("tap", selection, prefix, bool(keep_logs), every, bool(ordered), batched)
 
     def form(sink: CallbackSink, name: Any, outermost: bool) -> Any:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
             warn_unmatched(closed, selection, None, "tap")
-            tapper = _Tapper(selection, keep_logs, outermost, sink, prefix, every)
+            tapper = _Tapper(
+                selection, keep_logs, outermost, sink, ordered, prefix, every
+            )
             state = tapper.initial_state(closed)
             outs, _, _ = Walk(tapper)(closed, args, state)
             return outs, None
 
-        found = compiled(fun, (key, sink.ordered, name), evaluate, static)
+        found = compiled(fun, (key, name), evaluate, static)
         found.sink = found.sink or sink  # the one that is compiled in
         return found
 
     def inside() -> Any:
-        return form(CallbackSink(deliver, ordered, batched), deliver, False)
+        return form(CallbackSink(deliver, batched), deliver, False)
 
     @wraps(fun, "tap")
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
             return inside()(*args, **kwargs)[0]
-        in_order = ordered and not _on_several_devices(args, kwargs)
-        shared = form(_SwitchSink(in_order, batched), "outermost", True)
+        shared = form(_SwitchSink(batched), "outermost", True)
         if not shared.sink.acquire(deliver):
-            sink = CallbackSink(deliver, in_order, batched)
+            sink = CallbackSink(deliver, batched)
             return _finished(form(sink, ("own", deliver), True), args, kwargs)
         try:
             return _finished(shared, args, kwargs)
@@ -303,10 +308,3 @@ def _finished(run: Any, args: Any, kwargs: Any) -> Any:
         raise
     callback_errors.raise_first()
     return out
-
-
-def _on_several_devices(args: Any, kwargs: Any) -> bool:
-    return any(
-        isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
-        for x in jax.tree.leaves((args, kwargs))
-    )
