@@ -7,9 +7,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import mlir
 
 import lox
-from lox._host import CallbackSink
 
 from .figure import Figure
 
@@ -32,14 +32,17 @@ def figures() -> Iterator[Figure]:
 
 def _host_calls(fun: Callable[[Any], Any]) -> int:
     calls = 0
-    deliver = CallbackSink.__call__
+    emit = mlir.emit_python_callback
 
-    def counting(self: CallbackSink, *args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        deliver(self, *args)
+    def emit_counting(ctx: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+        def counting(*operands: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return callback(*operands)
 
-    with mock.patch.object(CallbackSink, "__call__", counting):
+        return emit(ctx, counting, *args, **kwargs)
+
+    with mock.patch.object(mlir, "emit_python_callback", emit_counting):
         fun(jnp.arange(_LANES))
         jax.effects_barrier()
     return calls

@@ -33,8 +33,8 @@ def figures() -> Iterator[Figure]:
     yield Figure("  with `ordered=False`", times[1] / _EVENTS / event, 0.06)
 
 
-def _ignore(*_: Any, **__: Any) -> None:
-    return None
+def _ignore(value: Any) -> None:
+    del value
 
 
 def _logs(xs: Any) -> Any:
@@ -47,7 +47,7 @@ def _logs(xs: Any) -> Any:
 
 def _debugs(xs: Any) -> Any:
     def body(carry: Any, x: Any) -> Any:
-        jax.debug.callback(_ignore, x=carry)
+        jax.debug.callback(_ignore, carry)
         return carry + x, None
 
     return lax.scan(body, 0, xs)[0]

@@ -138,6 +138,33 @@ def trace(
     return jex.ClosedJaxpr(jaxpr, consts), tree, list(out_avals)
 
 
+def without_forwarded(
+    closed: Any, inputs: int, outputs: int
+) -> tuple[Any, dict[int, int]]:
+    """Drops outputs that are inputs, from given positions on.
+
+    Args:
+        closed: a closed jaxpr.
+        inputs: the first input that may be forwarded.
+        outputs: the first output that may be one.
+
+    Returns:
+        The smaller jaxpr, and the dropped outputs with the inputs that they are.
+    """
+    jaxpr = closed.jaxpr
+    position = {var: i for i, var in enumerate(jaxpr.invars) if i >= inputs}
+    dropped = {
+        i: position[var]
+        for i, var in enumerate(jaxpr.outvars)
+        if i >= outputs and not isinstance(var, jex.Literal) and var in position
+    }
+    if not dropped:
+        return closed, {}
+    kept = [var for i, var in enumerate(jaxpr.outvars) if i not in dropped]
+    new = jaxpr.replace(outvars=kept, debug_info=_unnamed(jaxpr.debug_info))
+    return (new if closed is jaxpr else jex.ClosedJaxpr(new, closed.consts)), dropped
+
+
 def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
     """Binds the primitive of `eqn` again, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})

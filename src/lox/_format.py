@@ -24,6 +24,10 @@ def format_value(value: Any) -> str:
         if isinstance(value, list):
             return f"[{inside}]"
         return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, Masked):
+        if isinstance(value.array, jax.core.Tracer):
+            return format_value(value.array)
+        return _format_array(value.array, np.asarray(value.mask))
     if isinstance(value, jax.core.Tracer):
         return jax.typeof(value).str_short()
     if isinstance(value, np.generic):  # the fast way for what a callback gets
@@ -33,24 +37,39 @@ def format_value(value: Any) -> str:
     return repr(value)
 
 
-def _format_array(array: Any) -> str:
+class Masked:
+    """An array of rows of which some did not happen; these show as a dash."""
+
+    def __init__(self, array: Any, mask: Any) -> None:
+        self.array = array
+        self.mask = mask
+
+
+def _format_array(array: Any, mask: Any = None) -> str:
     if isinstance(array, jax.Array):
         if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             data = np.asarray(jax.random.key_data(array))
-            return f"{array.dtype}({_format_array(data)})"
+            return f"{array.dtype}({_format_array(data, mask)})"
         if not array.is_fully_addressable:
             return jax.typeof(array).str_short()
         array = np.asarray(array)
-    return _format_rows(array, edge=_EDGE if array.size > _MOST else None)
+    return _format_rows(array, _EDGE if array.size > _MOST else None, mask)
 
 
-def _format_rows(array: Any, edge: int | None) -> str:
+def _format_rows(array: Any, edge: int | None, mask: Any = None) -> str:
+    if mask is not None and mask.ndim == 0:
+        if not mask:
+            return "-"
+        mask = None
     if array.ndim == 0:
         return str(array[()])
+
+    def rows(part: slice) -> list[str]:
+        inside = [None] * len(array[part]) if mask is None else mask[part]
+        return [_format_rows(row, edge, m) for row, m in zip(array[part], inside, strict=True)]
+
     if edge is None or len(array) <= 2 * edge:
-        rows = [_format_rows(row, edge) for row in array]
+        shown = rows(slice(None))
     else:
-        head = [_format_rows(row, edge) for row in array[:edge]]
-        tail = [_format_rows(row, edge) for row in array[-edge:]]
-        rows = [*head, "...", *tail]
-    return f"[{', '.join(rows)}]"
+        shown = [*rows(slice(edge)), "...", *rows(slice(-edge, None))]
+    return f"[{', '.join(shown)}]"

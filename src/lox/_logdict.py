@@ -10,7 +10,7 @@ import numpy as np
 from . import _reduce, _views
 from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
 from ._events import matches
-from ._format import format_value
+from ._format import Masked, format_value
 
 
 class KeyInfo(NamedTuple):
@@ -147,7 +147,10 @@ class logdict(dict[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return format_value(dict(self))
+        shown = dict(self)
+        for key, mask in self.mask.items():
+            shown[key] = jax.tree.map(lambda x, m=mask: Masked(x, m), shown[key])
+        return format_value(shown)
 
     __str__ = __repr__
 

@@ -57,15 +57,22 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
     new, tree = walk.rebuilt(old, state, body, at=consts)
     leaves = jax.tree.leaves(state)
-    ys = len(new.out_avals) - len(leaves) - carry
-    params = _compat.scan_params(eqn.params, consts, len(leaves) + carry, xs, ys)
+    carried = len(leaves) + carry
+    # as JAX does: a scanned input that is logged as it is needs no loop
+    new, forwarded = _compat.without_forwarded(new, consts + carried, carried)
+    ys = len(new.out_avals) - carried
+    params = _compat.scan_params(eqn.params, consts, carried, xs, ys)
     args = [*args[:consts], *leaves, *args[consts:]]
-    outs = _compat.bind(eqn, args, jaxpr=new, **params)
-    state, carried, stacked, record = tree.unflatten(outs)
+    results = iter(_compat.bind(eqn, args, jaxpr=new, **params))
+    outs = [
+        args[forwarded[i]] if i in forwarded else next(results)
+        for i in range(tree.num_leaves)
+    ]
+    state, last, stacked, record = tree.unflatten(outs)
     if eqn.params["reverse"]:  # rows come in the order of execution
         record = _map(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
     record = _map(record, Rows.merge_time)
-    return [*carried, *stacked], record, state
+    return [*last, *stacked], record, state
 
 
 def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:

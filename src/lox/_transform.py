@@ -155,6 +155,12 @@ class Compiled:
         self._jitted_mixed = jax.jit(call_mixed, inline=True, static_argnums=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result, added = self._call(args, kwargs)
+        if type(result) is _Partial:
+            result = result.fill()
+        return result, added
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._mixed:
             try:
                 return self._jitted(*args, **kwargs)
@@ -189,12 +195,36 @@ class Compiled:
         closed = jax.make_jaxpr(flat)(*arrays)
         outs, added = self._evaluate(closed, arrays)
         out_tree, results = shape[-1]
-        rest = iter(outs)
-        filled = [
-            results[i] if i in results else next(rest)
-            for i in range(out_tree.num_leaves)
-        ]
-        return jax.tree.unflatten(out_tree, filled), added
+        if results:
+            return _Partial(outs, (out_tree, results)), added
+        return jax.tree.unflatten(out_tree, outs), added
+
+
+@jax.tree_util.register_pytree_node_class
+class _Partial:
+    """A result of which some leaves are no arrays; `jit` carries them as structure."""
+
+    def __init__(self, arrays: Any, rest: tuple[Any, dict[int, Any]]) -> None:
+        self._arrays = arrays
+        self._rest = rest
+
+    def fill(self) -> Any:
+        tree, static = self._rest
+        arrays = iter(self._arrays)
+        return jax.tree.unflatten(
+            tree,
+            [
+                static[i] if i in static else next(arrays)
+                for i in range(tree.num_leaves)
+            ],
+        )
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return tuple(self._arrays), self._rest
+
+    @classmethod
+    def tree_unflatten(cls, rest: Any, arrays: Any) -> "_Partial":
+        return cls(arrays, rest)
 
 
 def _name_after(function: Any, fun: Any) -> None:
