@@ -34,9 +34,7 @@ def figures() -> Iterator[Figure]:
         _lowers(_spooled, _MANY), _lowers(long_by_hand, _MANY), rounds=4
     )
     name = f"{_MANY:,} equations"
-    yield Figure(
-        f"  trace and lower alone, {name}", many / many_by_hand, 1.15
-    )
+    yield Figure(f"  trace and lower alone, {name}", many / many_by_hand, 1.15)
     own, own_of_many = few - few_by_hand, many - many_by_hand
     yield Figure(
         f"lox's own part of trace and lower, an equation of {_MANY:,} / of {_FEW}",

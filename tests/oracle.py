@@ -79,7 +79,7 @@ def generate(seed: int, loose: bool = False) -> Program:
     return tuple(statement(3) for _ in range(rng.randint(2, 4)))
 
 
-# --- operations ------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------
 
 
 class Plain:
@@ -237,7 +237,7 @@ def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str,
     return plain.events
 
 
-# --- comparing --------------------------------------------------------------------------
+# --- comparing ---------------------------------------------------------------
 
 
 def by_key(events: Any) -> dict[str, list[Any]]:
@@ -251,7 +251,7 @@ def by_key(events: Any) -> dict[str, list[Any]]:
 def assert_spooled(logs: Any, events: Any) -> None:
     """Spooled logs are the events' values, stacked by key."""
     rows = by_key(events)
-    steps = by_key([({k: s for k in data}, None) for data, s in events])
+    steps = by_key([(dict.fromkeys(data, s), None) for data, s in events])
     some = {key for key in logs if _length(logs, key)}
     assert some == set(rows), (sorted(some), sorted(rows))
     for key, values in rows.items():

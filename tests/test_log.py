@@ -157,7 +157,7 @@ def test_a_handler_that_fails_raises_its_own_error():
     jax.effects_barrier()
 
 
-# --- bad input: each names the line, what is wrong and the remedy ---------------------------
+# --- bad input: each names the line, what is wrong and the remedy ------------
 
 HERE = r"test_log\.py:\d+"
 

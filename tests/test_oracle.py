@@ -16,8 +16,6 @@ LANES = (0.3, 0.7, 1.9)
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "160")))
 
 
-
-
 def check(seed: int) -> None:
     program = oracle.generate(seed)
     function = oracle.function(program)

@@ -31,7 +31,7 @@ def logged(x, key="x"):
     return x
 
 
-# --- jit -------------------------------------------------------------------------------
+# --- jit ---------------------------------------------------------------------
 
 
 def test_nested_jits_give_their_logs_in_program_order():
@@ -86,7 +86,7 @@ def test_a_jitted_function_called_twice_is_lowered_once():
     assert g(1.0)[1]["x"].shape == (3,)
 
 
-# --- loops -----------------------------------------------------------------------------
+# --- loops -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
@@ -159,7 +159,7 @@ def test_logs_beside_an_unbounded_loop_that_does_not_log_are_spooled():
     assert spooled(f, 1)["x"] == 1
 
 
-# --- branches --------------------------------------------------------------------------
+# --- branches ----------------------------------------------------------------
 
 
 def test_branches_with_the_same_keys_need_no_mask():
@@ -216,7 +216,7 @@ def test_platform_dependent_logs_what_this_platform_runs():
     assert [list(c) for c in tapped(f, 1.0)] == [["cpu"]]
 
 
-# --- maps ------------------------------------------------------------------------------
+# --- maps --------------------------------------------------------------------
 
 
 def test_lax_map_logs_each_element():
@@ -247,7 +247,7 @@ def test_associative_scan_logs_its_combinations():
     assert y.tolist() == f(jnp.arange(8)).tolist()
 
 
-# --- checkpoint ------------------------------------------------------------------------
+# --- checkpoint --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_recomputation_under_checkpoint_is_no_second_event(policy):
     assert grad == jax.grad(lox.nolog(f))(0.5)
 
 
-# --- custom derivatives ----------------------------------------------------------------
+# --- custom derivatives ------------------------------------------------------
 
 
 @jax.custom_jvp
@@ -350,7 +350,9 @@ def test_tap_inside_grad_delivers_the_rules_events():
 
 def test_custom_vjp_in_a_scan_logs_its_backward_rule_in_reverse():
     def f(x):
-        return lax.scan(lambda c, i: (custom_vjp(c) * i, None), x, jnp.arange(1.0, 4))[0]
+        return lax.scan(lambda c, i: (custom_vjp(c) * i, None), x, jnp.arange(1.0, 4))[
+            0
+        ]
 
     grad, logs = lox.spool(jax.grad(f))(1.0)
     assert logs["fwd"].tolist() == [1, 2, 8]
@@ -414,7 +416,7 @@ def test_custom_vmap_logs_unless_its_own_rule_replaces_it():
     assert rows(calls, "batch") == [[0, 1]]
 
 
-# --- derivatives -----------------------------------------------------------------------
+# --- derivatives -------------------------------------------------------------
 
 
 def model(w):
@@ -442,7 +444,7 @@ def model(w):
         lambda f: lambda w: jax.vjp(f, w)[1](1.0),
     ],
     ids=str.split(
-        "grad value_and_grad jacfwd jacrev grad_grad hessian jit remat jvp linearize vjp"
+        "grad value_grad jacfwd jacrev grad_grad hessian jit remat jvp linearize vjp"
     ),
 )
 def test_a_derivative_logs_what_the_function_logs_constants_included(derivative):
@@ -452,8 +454,7 @@ def test_a_derivative_logs_what_the_function_logs_constants_included(derivative)
         spooled(derivative(model), 0.5),
         jax.jit(lox.spool(derivative(model)))(0.5)[1],
     ):
-        lanes = [lane for lane in logs.lanes()]
-        for lane in lanes:
+        for lane in logs.lanes():
             for key in plain:
                 np.testing.assert_allclose(lane[key], plain[key], rtol=1e-6)
                 assert lane.step[key].tolist() == [0, 1, 2, 3]
@@ -505,7 +506,7 @@ def test_linearizing_a_while_loop_that_logs_is_refused_and_jvp_is_not():
         lox.tap(lambda x: jax.linearize(f, x)[1](1.0), print)(1.0)
 
 
-# --- vmap ------------------------------------------------------------------------------
+# --- vmap --------------------------------------------------------------------
 
 
 def test_lanes_come_after_time_inside_and_before_it_outside():
@@ -621,7 +622,7 @@ def test_a_backward_rule_under_a_vmapped_cond_logs_only_where_it_ran():
     assert jax.grad(total)(xs).tolist() == [7, 3, 7]
 
 
-# --- devices ---------------------------------------------------------------------------
+# --- devices -----------------------------------------------------------------
 
 
 def mesh_of(*names, kind=jax.sharding.AxisType.Auto):
@@ -706,7 +707,7 @@ def test_callbacks_work_where_a_program_is_split_over_devices(kind):
         assert rows(seen, "sum") == [28]
 
 
-# --- other ways to run -----------------------------------------------------------------
+# --- other ways to run -------------------------------------------------------
 
 
 def test_a_spooled_function_can_be_exported():

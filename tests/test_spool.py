@@ -33,7 +33,7 @@ def keys(**options):
     return set(lox.spool(train, **options)(XS)[1])
 
 
-# --- shapes ----------------------------------------------------------------------------
+# --- shapes ------------------------------------------------------------------
 
 
 def test_a_key_logged_once_keeps_its_shape_and_others_get_a_time_axis():
@@ -79,7 +79,7 @@ def test_the_result_and_any_pytree_pass_through():
     assert lox.nolog(f)({"x": 2}, b=3, name="r")["name"] == "r"
 
 
-# --- selection -------------------------------------------------------------------------
+# --- selection ---------------------------------------------------------------
 
 
 def test_argnames_are_names_or_patterns():
@@ -123,7 +123,7 @@ def test_prefixes_are_kept_inside_a_scan():
     assert list(lox.spool(f, argnames="in/x")(XS)[1]) == ["in/x"]
 
 
-# --- nesting ---------------------------------------------------------------------------
+# --- nesting -----------------------------------------------------------------
 
 
 def test_a_transformation_consumes_what_it_selects():
@@ -176,7 +176,7 @@ def test_tap_and_spool_nest_either_way():
     assert [set(c) for c in calls] == [{"start"}] + [{"aux"}] * 4
 
 
-# --- options ---------------------------------------------------------------------------
+# --- options -----------------------------------------------------------------
 
 
 def test_reduce_for_all_keys_for_some_and_at_the_call():
@@ -283,7 +283,7 @@ def test_decorators_with_and_without_options():
     assert (f.__name__, h.__name__, h.__doc__) == ("f", "h", "The docstring.")
 
 
-# --- caching ---------------------------------------------------------------------------
+# --- caching -----------------------------------------------------------------
 
 
 class Counter:
@@ -321,7 +321,7 @@ def test_the_second_call_neither_traces_nor_compiles(call):
     assert not compiled
 
 
-class count_compilations:  # noqa: N801
+class count_compilations:
     def __enter__(self):
         self.names = []
         jax.monitoring.register_event_duration_secs_listener(self.listen)

@@ -8,29 +8,13 @@ beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes the
 from . import _hooks as _hooks
 from ._errors import (
     DtypeError as DtypeError,
-)
-from ._errors import (
     LoxError as LoxError,
-)
-from ._errors import (
     LoxTypeError as LoxTypeError,
-)
-from ._errors import (
     LoxValueError as LoxValueError,
-)
-from ._errors import (
     LoxWarning as LoxWarning,
-)
-from ._errors import (
     ShapeError as ShapeError,
-)
-from ._errors import (
     StepError as StepError,
-)
-from ._errors import (
     UnboundedLoopError as UnboundedLoopError,
-)
-from ._errors import (
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
 from ._log import log as log

@@ -16,11 +16,8 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
-from jax.extend import core as jex
-from jax.extend import linear_util as lu
-from jax.extend import source_info_util
-from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
+from jax.extend import core as jex, linear_util as lu, source_info_util
+from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
 try:
     from jax._src.core import trace_state_clean as _trace_state_clean
@@ -49,7 +46,7 @@ Literal = jex.Literal
 Primitive = jex.Primitive
 JaxprEqn = Any
 
-# --- effects -------------------------------------------------------------------------
+# --- effects -----------------------------------------------------------------
 
 
 def _effect_type(fun: Callable[[], Any]) -> type:
@@ -75,7 +72,7 @@ class OrderedEffect(_OrderedDebugEffect, _OrderedIOEffect):  # type: ignore[misc
     """An effect whose events keep program order wherever JAX can keep one."""
 
 
-# --- jaxprs --------------------------------------------------------------------------
+# --- jaxprs ------------------------------------------------------------------
 
 
 def is_jaxpr(x: Any) -> bool:
@@ -197,7 +194,7 @@ class equation_context:
             manager.__exit__(*exc)
 
 
-# --- jaxprs in an equation's parameters -------------------------------------------------
+# --- jaxprs in an equation's parameters --------------------------------------
 
 
 def hijax(eqn: JaxprEqn) -> Any:
@@ -255,7 +252,7 @@ def expand_hijax(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     return list(eqn.primitive.to_lojax(*args, **eqn.params))
 
 
-# --- jit -----------------------------------------------------------------------------
+# --- jit ---------------------------------------------------------------------
 
 _jit_eqn: Any = jax.make_jaxpr(jax.jit(lambda x: x))(0.0).eqns[0]
 _UNSPECIFIED: Any = _jit_eqn.params["out_shardings"][0]
@@ -273,7 +270,7 @@ def jit_params(params: dict[str, Any], inputs: int, outputs: int) -> dict[str, A
     }
 
 
-# --- scan ----------------------------------------------------------------------------
+# --- scan --------------------------------------------------------------------
 
 _scan_eqn: Any = jax.make_jaxpr(
     lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=1)
@@ -321,7 +318,7 @@ def scan_params(
     return new
 
 
-# --- shard_map -----------------------------------------------------------------------
+# --- shard_map ---------------------------------------------------------------
 
 
 def partly_manual() -> bool:
@@ -335,7 +332,7 @@ def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
 
 
-# --- custom derivatives -----------------------------------------------------------------
+# --- custom derivatives ------------------------------------------------------
 # Their rules are hidden in functions of JAX's own calling convention.
 
 
@@ -416,7 +413,7 @@ def zeros_like_aval(aval: Any) -> Any:
     return jax.numpy.zeros(aval.shape, aval.dtype)
 
 
-# --- hooks: rules of JAX's that run before any transformation of ours can look ----------
+# --- hooks: rules of JAX's that run before any transformation of ours can look
 
 
 def wrap_rule(table_name: str, primitive: Any, wrap: Callable[[Any], Any]) -> bool:
@@ -475,7 +472,7 @@ def at_top_level() -> bool:
     return _trace_state_clean()
 
 
-# --- callbacks -----------------------------------------------------------------------
+# --- callbacks ---------------------------------------------------------------
 
 
 def emit_callback(

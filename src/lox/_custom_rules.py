@@ -210,7 +210,7 @@ def _with_derivative_of(
         return _compat.evaluate(new, flat)
 
     @fun.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def _jvp(primals: Any, tangents: Any) -> Any:
         outs, out_tangents = jax.jvp(clean, primals[front:], tangents[front:])
         rest = _compat.evaluate(new, primals)[len(outs) :]
         return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]

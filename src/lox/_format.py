@@ -66,7 +66,10 @@ def _format_rows(array: Any, edge: int | None, mask: Any = None) -> str:
 
     def rows(part: slice) -> list[str]:
         inside = [None] * len(array[part]) if mask is None else mask[part]
-        return [_format_rows(row, edge, m) for row, m in zip(array[part], inside, strict=True)]
+        return [
+            _format_rows(row, edge, m)
+            for row, m in zip(array[part], inside, strict=True)
+        ]
 
     if edge is None or len(array) <= 2 * edge:
         shown = rows(slice(None))

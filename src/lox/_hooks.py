@@ -74,7 +74,7 @@ class _Guard(_Rewriter):
         return Record(), state
 
 
-# --- differentiating a scan -------------------------------------------------------------
+# --- differentiating a scan --------------------------------------------------
 
 
 def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +126,7 @@ def _scalar(x: Any) -> Any:
     return jax.lax.convert_element_type(x, x.dtype)
 
 
-# --- vmap of cond -----------------------------------------------------------------------
+# --- vmap of cond ------------------------------------------------------------
 
 
 def _guarded_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,7 +162,7 @@ def _guarded_branch(branch: Any, i: int, dtype: Any) -> Any:
     return walk.rebuilt(branch, jax.ShapeDtypeStruct((), dtype), fun)[0]
 
 
-# --- vmap of while_loop -----------------------------------------------------------------
+# --- vmap of while_loop ------------------------------------------------------
 
 
 def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,9 +194,7 @@ def _batched_predicate(batched: list[bool], params: dict[str, Any]) -> bool:
 def _depends(closed: Any, inputs: Sequence[bool]) -> list[bool]:
     """Which results of a jaxpr depend on the inputs that are marked."""
     jaxpr = closed.jaxpr
-    marked = {
-        var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark
-    }
+    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
 
     def is_marked(atom: Any) -> bool:
         return not isinstance(atom, _compat.Literal) and atom in marked
@@ -253,7 +251,7 @@ def _guarded_loop(
     return outs[1:], out_dims[1:]
 
 
-# --- linearizing a while_loop ------------------------------------------------------------
+# --- linearizing a while_loop ------------------------------------------------
 
 
 def _once_while(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from . import _compat
 from ._events import Event
-from ._logdict import KeyInfo, logdict
+from ._key import KeyInfo
+from ._logdict import logdict
 from ._settings import default_handler
 
 Callback = Callable[[logdict], Any]

@@ -104,7 +104,9 @@ def log_from(
     if keys:
         log_p.bind(*leaves, *numbers, event=event)
     rest = iter(leaves)
-    values = [tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees]
+    values = [
+        tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees
+    ]
     return logdict(
         zip(keys, values, strict=True),
         {
@@ -117,7 +119,7 @@ def log_from(
 def _array(x: Any, key: str, at: str) -> Any:
     if not is_array(x):
         raise LoxTypeError(
-            f"`lox.log`{at} got {_describe(x)} for {key!r}; values are arrays, numbers, "
+            f"`lox.log`{at} got {_describe(x)} for {key!r}; values are arrays, numbers "
             "or pytrees of these. Strings and other objects belong into a logger's "
             "config, or into `tags`."
         )

@@ -1,41 +1,16 @@
 """`logdict`: what was logged, as a dict that knows its steps and its time axis."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from . import _reduce, _views
-from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
+from ._errors import LoxTypeError, LoxValueError, StepError
 from ._events import matches
 from ._format import Masked, format_value
-
-
-class KeyInfo(NamedTuple):
-    """What the axes of one key's value mean.
-
-    From the back: the value's own axes (`ndims`, one number a leaf), `lanes` axes of
-    `vmap`s inside the function that logged, and, if `stacked`, the time axis. All axes
-    in front of these were added later, by a `vmap` around the transformation. Counting
-    from the back is what keeps this true when JAX batches the logdict.
-    """
-
-    stacked: bool
-    lanes: int
-    ndims: tuple[int, ...]
-
-    def time_axis(self, leaf: Any, own: int) -> int:
-        """Where the time axis is, or would be put."""
-        return np.ndim(leaf) - own - self.lanes - self.stacked
-
-
-def _info_of(value: Any, stacked: bool) -> KeyInfo:
-    ndims = tuple(np.ndim(leaf) - stacked for leaf in jax.tree.leaves(value))
-    if any(ndim < 0 for ndim in ndims):
-        raise LoxValueError("a stacked value needs a leading time axis.")
-    return KeyInfo(stacked, 0, ndims)
+from ._key import Key, KeyInfo, equal, info_of, sliced
 
 
 class logdict(dict[str, Any]):
@@ -91,7 +66,7 @@ class logdict(dict[str, Any]):
             names = set(self) if stacked else set()
         else:
             names = set(stacked)
-        self._info = {key: _info_of(self[key], key in names) for key in self}
+        self._info = {key: info_of(self[key], key in names) for key in self}
         self._mask = {}
         self._steps = {name: dict(of) for name, of in (steps or {}).items()}
         for name in self._steps:
@@ -118,7 +93,7 @@ class logdict(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         info = self._info.get(key)
-        new = _info_of(value, False)
+        new = info_of(value, False)
         if info is None or key not in self or not self._same_axes(key, value):
             self._info[key] = new
             self._mask.pop(key, None)
@@ -135,16 +110,16 @@ class logdict(dict[str, Any]):
         if not isinstance(other, Mapping):
             return NotImplemented
         if isinstance(other, logdict) and not (
-            _equal(self.steps, other.steps) and _equal(self._mask, other._mask)
+            equal(self.steps, other.steps) and equal(self._mask, other._mask)
         ):
             return False
-        return _equal(dict(self), dict(other))
+        return equal(dict(self), dict(other))
 
     def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
+        same = self.__eq__(other)
+        return same if same is NotImplemented else not same
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __repr__(self) -> str:
         shown = dict(self)
@@ -169,7 +144,7 @@ class logdict(dict[str, Any]):
     def _info_for(self, key: str) -> KeyInfo:
         info = self._info.get(key)
         if info is None:  # set by `update`, `setdefault` or `|=`
-            info = self._info[key] = _info_of(self[key], False)
+            info = self._info[key] = info_of(self[key], False)
         return info
 
     def __getattr__(self, name: str) -> dict[str, Any]:
@@ -202,7 +177,7 @@ class logdict(dict[str, Any]):
     def _key_steps(self, key: str) -> dict[str, Any]:
         return {name: of[key] for name, of in self._steps.items() if key in of}
 
-    def _with(self, keys: Iterable[tuple[str, "_Key"]]) -> "logdict":
+    def _with(self, keys: Iterable[tuple[str, "Key"]]) -> "logdict":
         """A logdict of these keys, in the order of this one's step names."""
         data: dict[str, Any] = {}
         steps: dict[str, dict[str, Any]] = {name: {} for name in self._steps}
@@ -217,8 +192,8 @@ class logdict(dict[str, Any]):
         steps = {name: of for name, of in steps.items() if of}
         return logdict._of(data, steps, mask, info)
 
-    def _key(self, key: str) -> "_Key":
-        return _Key(
+    def _key(self, key: str) -> "Key":
+        return Key(
             self[key], self._key_steps(key), self._mask.get(key), self._info_for(key)
         )
 
@@ -315,13 +290,13 @@ class logdict(dict[str, Any]):
             length = compact._key(key).length()
             for keys, other in groups:
                 same = compact._key_steps(keys[0]), compact._key_steps(key)
-                if other == length and _equal(*same):
+                if other == length and equal(*same):
                     keys.append(key)
                     break
             else:
                 groups.append(([key], length))
         for keys, length in groups:
-            chosen = compact.filter(lambda key, keys=keys: key in keys)
+            chosen = compact._with((key, compact._key(key)) for key in keys)
             for i in range(length):
                 yield chosen.slice[i]
 
@@ -340,9 +315,9 @@ class logdict(dict[str, Any]):
         """One logdict a lane of the outermost `vmap`."""
         keys = {key: self._key(key) for key in self}
         counts = {key.lane_count() for key in keys.values()}
-        if counts <= {None}:
+        sizes = {count for count in counts if count is not None}
+        if not sizes:
             return [self]
-        sizes = counts - {None}
         if len(sizes) > 1:
             raise LoxValueError(
                 f"`lanes` found lane axes of the lengths {sorted(sizes)}; choose keys "
@@ -371,178 +346,6 @@ class logdict(dict[str, Any]):
         return _views.to_html(self)
 
 
-class _Key(NamedTuple):
-    """One key of a logdict, with all that belongs to it."""
-
-    value: Any
-    steps: dict[str, Any]
-    mask: Any
-    info: KeyInfo
-
-    def arrays(self, change: Callable[[Any, int], Any]) -> "_Key":
-        """Changes every array, given the axis at which its time is or would be."""
-        leaves, tree = jax.tree.flatten(self.value)
-        pairs = zip(leaves, self.info.ndims, strict=True)
-        value = tree.unflatten(
-            [change(leaf, self.info.time_axis(leaf, own)) for leaf, own in pairs]
-        )
-        steps = {
-            name: change(step, self.info.time_axis(step, 0))
-            for name, step in self.steps.items()
-        }
-        mask = self.mask
-        if mask is not None:
-            mask = change(mask, self.info.time_axis(mask, 0))
-        return _Key(value, steps, mask, self.info)
-
-    def stacked(self) -> "_Key":
-        if self.info.stacked:
-            return self
-        new = self.arrays(lambda array, axis: _module(array).expand_dims(array, axis))
-        return new._replace(info=self.info._replace(stacked=True))
-
-    def length(self) -> int:
-        if not self.info.stacked:
-            return 1
-        leaf = jax.tree.leaves(self.value)[0]
-        return np.shape(leaf)[self.info.time_axis(leaf, self.info.ndims[0])]
-
-    def then(self, name: str, other: "_Key") -> "_Key":
-        first, second = self.stacked(), other.stacked()
-        tree, other_tree = jax.tree.structure(first.value), jax.tree.structure(
-            second.value
-        )
-        if tree != other_tree or first.info != second.info:
-            raise ShapeError(
-                f"cannot join the logs of {name!r}: one has the structure {tree} and "
-                f"axes {first.info}, the other {other_tree} and {second.info}. Rename "
-                "one of them, or give it a `prefix`."
-            )
-        if first.steps.keys() != second.steps.keys():
-            raise StepError(
-                f"cannot join the logs of {name!r}: one has the steps "
-                f"{sorted(first.steps)}, the other {sorted(second.steps)}. Give both "
-                "the same steps, or a `prefix` to one."
-            )
-        if (first.mask is None) != (second.mask is None):
-            first, second = first._masked(), second._masked()
-        joined = [
-            _concatenate(name, a, b, first.info.time_axis(a, own))
-            for a, b, own in zip(
-                jax.tree.leaves(first.value),
-                jax.tree.leaves(second.value),
-                first.info.ndims,
-                strict=True,
-            )
-        ]
-        value = tree.unflatten(joined)
-        axis = first.info.time_axis
-        steps = {
-            step: _concatenate(name, a, second.steps[step], axis(a, 0))
-            for step, a in first.steps.items()
-        }
-        mask = None
-        if first.mask is not None:
-            mask = _concatenate(name, first.mask, second.mask, axis(first.mask, 0))
-        return _Key(value, steps, mask, first.info)
-
-    def _masked(self) -> "_Key":
-        if self.mask is not None:
-            return self
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
-        shape = np.shape(leaf)[: np.ndim(leaf) - own]
-        return self._replace(mask=_module(leaf).ones(shape, dtype=bool))
-
-    def reduced(self, name: str | None) -> "_Key":
-        if name is None:
-            return self
-        if name == "append":
-            return self.stacked()
-        rows = self.stacked()
-        leaves, tree = jax.tree.flatten(rows.value)
-        pairs = list(zip(leaves, rows.info.ndims, strict=True))
-        reduced = []
-        for leaf, own in pairs:
-            mask = rows.mask
-            if mask is not None:
-                mask = mask.reshape(mask.shape + (1,) * own)
-            axis = rows.info.time_axis(leaf, own)
-            reduced.append(_reduce.reduce_stacked(name, leaf, axis, mask))
-        if name == "count":
-            reduced, ndims = _counts(reduced, rows.info)
-            tree = tree if len(reduced) == tree.num_leaves else jax.tree.structure(0)
-        else:
-            ndims = rows.info.ndims
-        pick = "first" if name == "first" else "last"
-        steps = {
-            step: _reduce.reduce_stacked(
-                pick, value, rows.info.time_axis(value, 0), rows.mask
-            )
-            for step, value in rows.steps.items()
-        }
-        info = rows.info._replace(stacked=False, ndims=ndims)
-        mask = None if rows.mask is None else rows.mask.any(axis=self._mask_axis(rows))
-        return _Key(tree.unflatten(reduced), steps, mask, info)
-
-    @staticmethod
-    def _mask_axis(rows: "_Key") -> int:
-        return rows.info.time_axis(rows.mask, 0)
-
-    def compacted(self) -> "_Key | None":
-        if self.mask is None:
-            return self
-        if isinstance(self.mask, jax.core.Tracer):
-            raise LoxTypeError(
-                "`compact` needs values, since its shapes depend on them; call it "
-                "outside `jax.jit`."
-            )
-        mask = np.asarray(self.mask)
-        axis = self.info.time_axis(self.mask, 0)
-        if not self.info.stacked:
-            if not mask.any():
-                return None
-            return self._replace(mask=None) if mask.all() else self
-        others = tuple(i for i in range(mask.ndim) if i != axis)
-        happened = mask.any(axis=others)
-        if not happened.any():
-            return None
-        (kept,) = np.nonzero(happened)
-        new = self
-        if len(kept) < len(happened):
-            new = self.arrays(lambda array, axis: _take(array, kept, axis))
-        whole = mask.take(kept, axis=axis).all()
-        return new._replace(mask=None) if whole else new
-
-    def lane_count(self) -> int | None:
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
-        outer = self.info.time_axis(leaf, own)
-        if outer > 0:
-            return np.shape(leaf)[0]
-        if self.info.lanes:
-            return np.shape(leaf)[outer + self.info.stacked]
-        return None
-
-    def lane(self, i: int) -> "_Key":
-        if self.lane_count() is None:
-            return self
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
-        if self.info.time_axis(leaf, own) > 0:
-            return self.arrays(lambda array, axis: array[i])
-        stacked = self.info.stacked
-        new = self.arrays(
-            lambda array, axis: _module(array).take(array, i, axis=axis + stacked)
-        )
-        return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
-
-
-def _counts(
-    counted: list[Any], info: KeyInfo
-) -> tuple[list[Any], tuple[int, ...]]:
-    # a count has no axes of the value's own, and one suffices for the whole value
-    del info
-    return counted[:1], (0,)
-
-
 class _Slicer:
     __slots__ = ("_logs",)
 
@@ -555,63 +358,7 @@ class _Slicer:
                 f"`logs.slice[...]` takes an integer or a slice, not {index!r}."
             )
         logs = self._logs
-        return logs._with((key, _slice(logs._key(key), index)) for key in logs)
-
-
-def _slice(key: _Key, index: Any) -> _Key:
-    if not key.info.stacked:
-        return key
-    new = key.arrays(lambda array, axis: array[(slice(None),) * axis + (index,)])
-    if isinstance(index, slice):
-        return new
-    return new._replace(info=key.info._replace(stacked=False))
-
-
-def _module(array: Any) -> Any:
-    return jnp if isinstance(array, jax.Array) else np
-
-
-def _take(array: Any, indices: Any, axis: int) -> Any:
-    """Rows of a concrete array; by NumPy, since JAX would compile for each length."""
-    if not isinstance(array, jax.Array):
-        return np.take(array, indices, axis=axis)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return jnp.take(array, indices, axis=axis)
-    return jnp.asarray(np.asarray(array).take(indices, axis=axis))
-
-
-def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
-    shapes = [list(np.shape(first)), list(np.shape(second))]
-    lengths = [shape.pop(axis) for shape in shapes]
-    if shapes[0] != shapes[1]:
-        raise ShapeError(
-            f"cannot join the logs of {name!r}: rows of the shapes {shapes[0]} and "
-            f"{shapes[1]}. Rename one of them, or give it a `prefix`."
-        )
-    del lengths
-    dtypes = [jnp.result_type(first), jnp.result_type(second)]
-    if dtypes[0] != dtypes[1]:
-        raise DtypeError(
-            f"cannot join the logs of {name!r}: {dtypes[0]} and {dtypes[1]}. Convert "
-            "one of them, or give it a `prefix`."
-        )
-    on_device = isinstance(first, jax.Array) or isinstance(second, jax.Array)
-    return (jnp if on_device else np).concatenate([first, second], axis=axis)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    leaves, tree = jax.tree.flatten(first)
-    others, other_tree = jax.tree.flatten(second)
-    if tree != other_tree:
-        return False
-    pairs = zip(leaves, others, strict=True)
-    return all(a is b or bool(_array_equal(a, b)) for a, b in pairs)
-
-
-def _array_equal(first: Any, second: Any) -> Any:
-    if np.shape(first) != np.shape(second):
-        return False
-    return _module(first).all(first == second)
+        return logs._with((key, sliced(logs._key(key), index)) for key in logs)
 
 
 def _rebuild(
@@ -623,7 +370,7 @@ def _rebuild(
     return logdict._of(data, steps, mask, info)
 
 
-# --- as a pytree ---------------------------------------------------------------------
+# --- as a pytree -------------------------------------------------------------
 
 
 def _layout(logs: logdict) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from . import _rules, _custom_rules  # noqa: F401  (registers the rules)
+from . import _custom_rules, _rules  # noqa: F401  (registers the rules)
 from ._transform import Static, check_callable, compiled, wraps
 from ._walk import Remover, Walk
 

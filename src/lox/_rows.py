@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from ._errors import DtypeError, LoxValueError, ShapeError, StepError
 from ._events import Event, Source
-from ._logdict import KeyInfo, logdict
+from ._key import KeyInfo
+from ._logdict import logdict
 
 
 @jax.tree_util.register_dataclass
@@ -101,20 +102,18 @@ def rows_of(event: Event, operands: Sequence[Any]) -> Record:
         (
             key,
             Rows(
-            leaves=tuple(leaves),
-            steps=steps,
-            mask=parts.mask,
-            tree=tree,
-            stacked=False,
-            lanes=event.lanes,
-            weak=tuple(jax.typeof(leaf).weak_type for leaf in leaves),
-            source=event.source,
-            reduce=event.reduce,
+                leaves=tuple(leaves),
+                steps=steps,
+                mask=parts.mask,
+                tree=tree,
+                stacked=False,
+                lanes=event.lanes,
+                weak=tuple(jax.typeof(leaf).weak_type for leaf in leaves),
+                source=event.source,
+                reduce=event.reduce,
             ),
         )
-        for key, tree, leaves in zip(
-            event.keys, event.trees, parts.values, strict=True
-        )
+        for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True)
     )
 
 
@@ -239,7 +238,7 @@ def _zeros(like: Any, length: int) -> Any:
     return jnp.zeros(shape, like.dtype)
 
 
-# --- what the rows of one key must have in common ----------------------------------------
+# --- what the rows of one key must have in common ----------------------------
 
 
 def _agree(key: str, parts: list[Rows]) -> list[Rows]:
@@ -272,9 +271,7 @@ def _agree(key: str, parts: list[Rows]) -> list[Rows]:
             )
     leaves = [_agree_dtypes(key, parts, i) for i in range(len(first.leaves))]
     reduce = next((part.reduce for part in parts if part.reduce), None)
-    weak = tuple(
-        all(part.weak[i] for part in parts) for i in range(len(first.leaves))
-    )
+    weak = tuple(all(part.weak[i] for part in parts) for i in range(len(first.leaves)))
     return [
         dataclasses.replace(
             part,
@@ -316,15 +313,13 @@ def _adopts(weak: Any, strong: Any) -> bool:
         return True
     if jnp.issubdtype(strong, jax.dtypes.extended):
         return False
-    number = 0 if jnp.issubdtype(weak, jnp.integer) else 0.0
+    number: complex = 0 if jnp.issubdtype(weak, jnp.integer) else 0.0
     if jnp.issubdtype(weak, jnp.complexfloating):
         number = 0j
     return jnp.result_type(number, jnp.zeros((), strong)) == strong
 
 
-def _agree_steps(
-    part: Rows, parts: list[Rows]
-) -> collections.OrderedDict[str, Any]:
+def _agree_steps(part: Rows, parts: list[Rows]) -> collections.OrderedDict[str, Any]:
     steps = _ordered(())
     for name in parts[0].steps:
         step = part.steps[name]
@@ -392,7 +387,7 @@ def _shape(rows: Rows) -> str:
     return f"{text} under a `vmap` of {lanes} lanes" if lanes else text
 
 
-# --- to the user -------------------------------------------------------------------------
+# --- to the user -------------------------------------------------------------
 
 
 def to_logdict(record: Mapping[str, Rows]) -> logdict:

@@ -113,7 +113,9 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     def new_cond(*args: Any) -> Any:
         if rotated:
             return args[0]
-        return _compat.evaluate(cond, [*args[:cond_consts], *args[cond_consts + front :]])
+        return _compat.evaluate(
+            cond, [*args[:cond_consts], *args[cond_consts + front :]]
+        )
 
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
@@ -142,7 +144,7 @@ def _unbounded(walk: Walk, eqn: Any) -> str:
     return (
         f"`lox.spool` cannot stack {keys}, logged at {events[0].source}: the "
         "`while_loop` around it has no static length. Stream it with `lox.tap`, remove "
-        "it with `lox.nolog`, or use `lax.scan` or a `lax.fori_loop` with static bounds."
+        "it with `lox.nolog`, or use `lax.scan` or `lax.fori_loop` with static bounds."
     )
 
 

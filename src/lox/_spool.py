@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from . import _reduce, _rules, _custom_rules  # noqa: F401  (registers the rules)
+from . import _custom_rules, _reduce, _rules  # noqa: F401  (registers the rules)
 from ._events import Event, Selection
 from ._logdict import logdict
 from ._rows import Record, Rows, rows_of, to_logdict

@@ -100,9 +100,7 @@ class _Tapper(Taker):
         # XLA crashes on order where only some axes of a mesh are manual
         ordered = self._ordered and not _compat.partly_manual()
         event = event.renamed(self._prefix)
-        return dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, quiet=False
-        )
+        return dataclasses.replace(event, sink=self._sink, ordered=ordered, quiet=False)
 
 
 def _uncountable(event: Event) -> str:

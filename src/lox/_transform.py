@@ -49,9 +49,7 @@ class Static:
         nums = tuple(i + len(positional) if i < 0 else i for i in nums)
         named = {positional[i] for i in nums if i < len(positional)}
         indices = {positional.index(name) for name in names if name in positional}
-        return cls(
-            tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named}))
-        )
+        return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
 
     def __bool__(self) -> bool:
         return bool(self.argnums or self.argnames)
@@ -90,9 +88,7 @@ class _Cache:
         self._lock = threading.RLock()
         self._kept: weakref.WeakKeyDictionary[
             Any, collections.OrderedDict[Any, Any]
-        ] = (
-            weakref.WeakKeyDictionary()
-        )
+        ] = weakref.WeakKeyDictionary()
 
     def get(self, fun: Any, key: Hashable, make: Callable[[Any], Any]) -> Any:
         # a bound method is a new object each time; its parts are not
@@ -295,9 +291,7 @@ def _split(args: Any, kwargs: Any) -> tuple[_Static, list[Any]]:
     return _Static(tree, rest), arrays
 
 
-def compiled(
-    fun: Any, key: Hashable, evaluate: Evaluate, static: Static
-) -> Compiled:
+def compiled(fun: Any, key: Hashable, evaluate: Evaluate, static: Static) -> Compiled:
     """The compiled form of `fun` for a transformation and options named by `key`."""
 
     def make(get_fun: Callable[[], Any]) -> Compiled:

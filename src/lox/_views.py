@@ -40,35 +40,43 @@ def _columns(logs: "logdict") -> dict[str, tuple[np.ndarray[Any, Any], int, Any]
 
 def to_pandas(logs: "logdict") -> Any:
     pandas = require("pandas", "pandas", "`logs.to_pandas()`")
-    frames = []
-    for name, (array, own, (key, info)) in _columns(logs.compact()).items():
-        outer = info.time_axis(array, own)
+    compact = logs.compact()
+    result: Any = None
+    for name, (array, own, (key, info)) in _columns(compact).items():
         shape = array.shape[: array.ndim - own]
-        labels = [f"lane_{i}" for i in range(outer)]
-        labels += ["row"] if info.stacked else []
-        labels += [f"lane_{outer + i}" for i in range(info.lanes)]
-        index = np.indices(shape).reshape(len(shape), -1) if shape else []
-        frame: dict[str, Any] = dict(zip(labels, index, strict=True))
         size = int(np.prod(shape))
-        for step, value in logs.compact()._key_steps(key).items():
-            frame[step] = np.broadcast_to(np.asarray(value), shape).reshape(size)
+        columns: dict[str, Any] = dict(
+            zip(_axis_names(array, own, info), _positions(shape), strict=True)
+        )
+        for step, value in compact._key_steps(key).items():
+            columns[step] = np.broadcast_to(np.asarray(value), shape).reshape(size)
         cells = array.reshape(size, *array.shape[array.ndim - own :])
-        frame[name] = list(cells) if own else cells
-        mask = logs.compact().mask.get(key)
-        table = pandas.DataFrame(frame)
+        columns[name] = list(cells) if own else cells
+        frame = pandas.DataFrame(columns)
+        mask = compact.mask.get(key)
         if mask is not None:
-            table = table[np.broadcast_to(np.asarray(mask), shape).reshape(size)]
-        frames.append(table)
-    if not frames:
-        return pandas.DataFrame()
-    result = frames[0]
-    for frame in frames[1:]:
+            frame = frame[np.broadcast_to(np.asarray(mask), shape).reshape(size)]
+        if result is None:
+            result = frame
+            continue
         shared = [column for column in frame.columns if column in result.columns]
-        how = {"on": shared} if shared else {"how": "cross"}
         if shared:
-            how["how"] = "outer"
-        result = result.merge(frame, **how)
-    return result
+            result = result.merge(frame, how="outer", on=shared)
+        else:  # a key that was logged once goes with every row
+            result = result.merge(frame, how="cross")
+    return pandas.DataFrame() if result is None else result
+
+
+def _axis_names(array: Any, own: int, info: Any) -> list[str]:
+    """Names for the axes in front of a value's own."""
+    outer = info.time_axis(array, own)
+    names = [f"lane_{i}" for i in range(outer)]
+    names += ["row"] if info.stacked else []
+    return names + [f"lane_{outer + i}" for i in range(info.lanes)]
+
+
+def _positions(shape: tuple[int, ...]) -> Any:
+    return np.indices(shape).reshape(len(shape), -1) if shape else []
 
 
 def to_xarray(logs: "logdict") -> Any:
@@ -77,17 +85,13 @@ def to_xarray(logs: "logdict") -> Any:
     compact = logs.compact()
     lengths: dict[int, str] = {}
     for name, (array, own, (key, info)) in _columns(compact).items():
-        outer = info.time_axis(array, own)
-        dims = [f"lane_{i}" for i in range(outer)]
+        rows = _axis_names(array, own, info)
         if info.stacked:
             # keys of one length share a dimension; others get one of their own
-            length = array.shape[outer]
+            at = info.time_axis(array, own)
             label = "time" if not lengths else f"time_{name}"
-            dims.append(lengths.setdefault(length, label))
-        dims += [f"lane_{outer + i}" for i in range(info.lanes)]
-        rows = list(dims)
-        dims += [f"{name}_{i}" for i in range(own)]
-        variables[name] = (dims, array)
+            rows[at] = lengths.setdefault(array.shape[at], label)
+        variables[name] = ([*rows, *(f"{name}_{i}" for i in range(own))], array)
         for step, value in compact._key_steps(key).items():
             variables[f"{key}.{step}"] = (rows, np.asarray(value))
         if key in compact.mask:
@@ -154,7 +158,9 @@ def to_html(logs: "logdict") -> str:
     head = "".join(
         f"<th>{title}</th>" for title in ("key", "dtype", "shape", "values", "steps")
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return (
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
 
 
 _WIDTH, _HEIGHT, _MOST_LANES, _MOST_POINTS = 160, 28, 16, 200

@@ -206,7 +206,7 @@ def unsupported(walk: Walk, eqn: Any) -> str:
     )
 
 
-# --- which events are where ------------------------------------------------------------
+# --- which events are where --------------------------------------------------
 
 
 _events_cache: "weakref.WeakKeyDictionary[Any, tuple[Event, ...]]" = (
@@ -256,7 +256,7 @@ def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
     return uses
 
 
-# --- collectors that every transformation may need ----------------------------------------
+# --- collectors that every transformation may need ---------------------------
 
 
 class Remover:

@@ -1,0 +1,259 @@
+"""One key of a logdict: its value, steps and mask, and what their axes mean."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _reduce
+from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
+
+
+class KeyInfo(NamedTuple):
+    """What the axes of one key's value mean.
+
+    From the back: the value's own axes (`ndims`, one number a leaf), `lanes` axes of
+    `vmap`s inside the function that logged, and, if `stacked`, the time axis. All axes
+    in front of these were added later, by a `vmap` around the transformation. Counting
+    from the back is what keeps this true when JAX batches the logdict.
+    """
+
+    stacked: bool
+    lanes: int
+    ndims: tuple[int, ...]
+
+    def time_axis(self, leaf: Any, own: int) -> int:
+        """Where the time axis is, or would be put."""
+        return np.ndim(leaf) - own - self.lanes - self.stacked
+
+
+def info_of(value: Any, stacked: bool) -> KeyInfo:
+    ndims = tuple(np.ndim(leaf) - stacked for leaf in jax.tree.leaves(value))
+    if any(ndim < 0 for ndim in ndims):
+        raise LoxValueError("a stacked value needs a leading time axis.")
+    return KeyInfo(stacked, 0, ndims)
+
+
+class Key(NamedTuple):
+    """One key of a logdict, with all that belongs to it."""
+
+    value: Any
+    steps: dict[str, Any]
+    mask: Any
+    info: KeyInfo
+
+    def arrays(self, change: Callable[[Any, int], Any]) -> "Key":
+        """Changes every array, given the axis at which its time is or would be."""
+        leaves, tree = jax.tree.flatten(self.value)
+        pairs = zip(leaves, self.info.ndims, strict=True)
+        value = tree.unflatten(
+            [change(leaf, self.info.time_axis(leaf, own)) for leaf, own in pairs]
+        )
+        steps = {
+            name: change(step, self.info.time_axis(step, 0))
+            for name, step in self.steps.items()
+        }
+        mask = self.mask
+        if mask is not None:
+            mask = change(mask, self.info.time_axis(mask, 0))
+        return Key(value, steps, mask, self.info)
+
+    def stacked(self) -> "Key":
+        if self.info.stacked:
+            return self
+        new = self.arrays(_with_time)
+        return new._replace(info=self.info._replace(stacked=True))
+
+    def length(self) -> int:
+        if not self.info.stacked:
+            return 1
+        leaf = jax.tree.leaves(self.value)[0]
+        return np.shape(leaf)[self.info.time_axis(leaf, self.info.ndims[0])]
+
+    def then(self, name: str, other: "Key") -> "Key":
+        first, second = self.stacked(), other.stacked()
+        tree, other_tree = (
+            jax.tree.structure(first.value),
+            jax.tree.structure(second.value),
+        )
+        if tree != other_tree or first.info != second.info:
+            raise ShapeError(
+                f"cannot join the logs of {name!r}: one has the structure {tree} and "
+                f"axes {first.info}, the other {other_tree} and {second.info}. Rename "
+                "one of them, or give it a `prefix`."
+            )
+        if first.steps.keys() != second.steps.keys():
+            raise StepError(
+                f"cannot join the logs of {name!r}: one has the steps "
+                f"{sorted(first.steps)}, the other {sorted(second.steps)}. Give both "
+                "the same steps, or a `prefix` to one."
+            )
+        if (first.mask is None) != (second.mask is None):
+            first, second = first._masked(), second._masked()
+        joined = [
+            _concatenate(name, a, b, first.info.time_axis(a, own))
+            for a, b, own in zip(
+                jax.tree.leaves(first.value),
+                jax.tree.leaves(second.value),
+                first.info.ndims,
+                strict=True,
+            )
+        ]
+        value = tree.unflatten(joined)
+        axis = first.info.time_axis
+        steps = {
+            step: _concatenate(name, a, second.steps[step], axis(a, 0))
+            for step, a in first.steps.items()
+        }
+        mask = None
+        if first.mask is not None:
+            mask = _concatenate(name, first.mask, second.mask, axis(first.mask, 0))
+        return Key(value, steps, mask, first.info)
+
+    def _masked(self) -> "Key":
+        if self.mask is not None:
+            return self
+        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        shape = np.shape(leaf)[: np.ndim(leaf) - own]
+        return self._replace(mask=_module(leaf).ones(shape, dtype=bool))
+
+    def reduced(self, name: str | None) -> "Key":
+        if name is None:
+            return self
+        if name == "append":
+            return self.stacked()
+        rows = self.stacked()
+        leaves, tree = jax.tree.flatten(rows.value)
+        pairs = list(zip(leaves, rows.info.ndims, strict=True))
+        reduced = []
+        for leaf, own in pairs:
+            mask = rows.mask
+            if mask is not None:
+                mask = mask.reshape(mask.shape + (1,) * own)
+            axis = rows.info.time_axis(leaf, own)
+            reduced.append(_reduce.reduce_stacked(name, leaf, axis, mask))
+        ndims = rows.info.ndims
+        if name == "count":  # one number for the whole value
+            reduced, ndims, tree = reduced[:1], (0,), jax.tree.structure(0)
+        pick = "first" if name == "first" else "last"
+        steps = {
+            step: _reduce.reduce_stacked(
+                pick, value, rows.info.time_axis(value, 0), rows.mask
+            )
+            for step, value in rows.steps.items()
+        }
+        info = rows.info._replace(stacked=False, ndims=ndims)
+        mask = rows.mask
+        if mask is not None:
+            mask = mask.any(axis=rows.info.time_axis(mask, 0))
+        return Key(tree.unflatten(reduced), steps, mask, info)
+
+    def compacted(self) -> "Key | None":
+        if self.mask is None:
+            return self
+        if isinstance(self.mask, jax.core.Tracer):
+            raise LoxTypeError(
+                "`compact` needs values, since its shapes depend on them; call it "
+                "outside `jax.jit`."
+            )
+        mask = np.asarray(self.mask)
+        axis = self.info.time_axis(self.mask, 0)
+        if not self.info.stacked:
+            if not mask.any():
+                return None
+            return self._replace(mask=None) if mask.all() else self
+        others = tuple(i for i in range(mask.ndim) if i != axis)
+        happened = np.asarray(mask.any(axis=others))
+        if not happened.any():
+            return None
+        (kept,) = np.nonzero(happened)
+        new = self
+        if len(kept) < len(happened):
+            new = self.arrays(lambda array, axis: _take(array, kept, axis))
+        whole = mask.take(kept, axis=axis).all()
+        return new._replace(mask=None) if whole else new
+
+    def lane_count(self) -> int | None:
+        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        outer = self.info.time_axis(leaf, own)
+        if outer > 0:
+            return np.shape(leaf)[0]
+        if self.info.lanes:
+            return np.shape(leaf)[outer + self.info.stacked]
+        return None
+
+    def lane(self, i: int) -> "Key":
+        if self.lane_count() is None:
+            return self
+        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        if self.info.time_axis(leaf, own) > 0:
+            return self.arrays(lambda array, axis: array[i])
+        stacked = self.info.stacked
+        new = self.arrays(
+            lambda array, axis: _module(array).take(array, i, axis=axis + stacked)
+        )
+        return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
+
+
+def sliced(key: Key, index: Any) -> Key:
+    if not key.info.stacked:
+        return key
+    new = key.arrays(lambda array, axis: array[(slice(None),) * axis + (index,)])
+    if isinstance(index, slice):
+        return new
+    return new._replace(info=key.info._replace(stacked=False))
+
+
+def _module(array: Any) -> Any:
+    return jnp if isinstance(array, jax.Array) else np
+
+
+def _with_time(array: Any, axis: int) -> Any:
+    if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
+        array = np.asarray(array, jnp.result_type(array))
+    return _module(array).expand_dims(array, axis)
+
+
+def _take(array: Any, indices: Any, axis: int) -> Any:
+    """Rows of a concrete array; by NumPy, since JAX would compile for each length."""
+    if not isinstance(array, jax.Array):
+        return np.take(array, indices, axis=axis)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return jnp.take(array, indices, axis=axis)
+    return jnp.asarray(np.asarray(array).take(indices, axis=axis))
+
+
+def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
+    shapes = [list(np.shape(first)), list(np.shape(second))]
+    for shape in shapes:
+        del shape[axis]
+    if shapes[0] != shapes[1]:
+        raise ShapeError(
+            f"cannot join the logs of {name!r}: rows of the shapes {shapes[0]} and "
+            f"{shapes[1]}. Rename one of them, or give it a `prefix`."
+        )
+    dtypes = [first.dtype, second.dtype]
+    if dtypes[0] != dtypes[1]:
+        raise DtypeError(
+            f"cannot join the logs of {name!r}: {dtypes[0]} and {dtypes[1]}. Convert "
+            "one of them, or give it a `prefix`."
+        )
+    on_device = isinstance(first, jax.Array) or isinstance(second, jax.Array)
+    return (jnp if on_device else np).concatenate([first, second], axis=axis)
+
+
+def equal(first: Any, second: Any) -> bool:
+    leaves, tree = jax.tree.flatten(first)
+    others, other_tree = jax.tree.flatten(second)
+    if tree != other_tree:
+        return False
+    pairs = zip(leaves, others, strict=True)
+    return all(a is b or bool(_array_equal(a, b)) for a, b in pairs)
+
+
+def _array_equal(first: Any, second: Any) -> Any:
+    if np.shape(first) != np.shape(second):
+        return False
+    return _module(first).all(first == second)

@@ -1,0 +1,342 @@
+"""`lox.logdict`: a dict that knows its steps and its time axis."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+
+
+def run(x, n=3):
+    lox.log({"once": x})
+
+    def step(c, i):
+        lox.log({"a": c + i, "t": {"v": jnp.ones(2) * i}}, step=i)
+        return c, None
+
+    lax.scan(step, x, jnp.arange(n))
+    return x
+
+
+def logs_of(x=1, **options):
+    return lox.spool(run, **options)(x)[1]
+
+
+def batched(xs=(1, 10)):
+    return jax.vmap(lox.spool(run))(jnp.array(xs))[1]
+
+
+def test_it_is_a_dict():
+    logs = logs_of()
+    assert isinstance(logs, dict) and {**logs} == logs.data
+    assert logs == logs_of() and logs != logs_of(2) and logs == dict(logs)
+    assert logs != {} and logs != 3
+    assert list(logs) == ["once", "a", "t"] and "a" in logs
+
+
+@pytest.mark.parametrize(
+    "clone",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda logs: logs.copy(),
+        lambda logs: pickle.loads(pickle.dumps(logs)),
+        lambda logs: jax.tree.map(lambda x: x, logs),
+        lox.logdict,
+    ],
+    ids=["copy", "deepcopy", "method", "pickle", "tree", "constructor"],
+)
+def test_every_copy_keeps_steps_and_axes(clone):
+    for logs in (logs_of(), batched(), jax.tree.map(np.asarray, logs_of())):
+        new = clone(logs)
+        assert type(new) is lox.logdict and new == logs and new is not logs
+        assert new.step["a"].tolist() == logs.step["a"].tolist()
+        assert new.reduce("sum") == logs.reduce("sum")
+        new["new"] = 1
+        assert "new" not in logs
+
+
+def test_it_is_a_pytree_with_names():
+    logs = logs_of()
+    paths = [
+        jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(logs)
+    ]
+    assert "['a']" in paths and ".step['a']" in paths
+    doubled = jax.jit(lambda logs: jax.tree.map(lambda x: x * 2, logs))(logs)
+    assert doubled["a"].tolist() == [2, 4, 6] and doubled.step["a"].tolist() == [
+        0,
+        2,
+        4,
+    ]
+
+
+def test_the_printed_form():
+    assert str(logs_of()) == (
+        "{'once': 1, 'a': [1, 2, 3], 't': {'v': [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]}}"
+    )
+    long = lox.logdict({"x": jnp.arange(100), "f": np.float32(0.1), "b": True})
+    assert repr(long) == "{'x': [0, 1, 2, ..., 97, 98, 99], 'f': 0.1, 'b': True}"
+    shown = []
+    jax.jit(lambda x: shown.append(str(lox.logdict({"x": x}))))(jnp.ones(3))
+    assert shown == ["{'x': float32[3]}"]
+
+
+def test_steps_are_attributes():
+    logs = logs_of()
+    assert logs.step == {"a": logs.step["a"], "t": logs.step["t"]}
+    assert set(logs.steps) == {"step"} and "step" in dir(logs)
+    del logs["a"]
+    assert set(logs.step) == {"t"}
+    with pytest.raises(AttributeError, match="no step 'epoch'; it has the steps step"):
+        _ = logs.epoch
+    with pytest.raises(AttributeError, match="it has no steps"):
+        _ = lox.logdict({"x": 1}).step
+    with pytest.raises(lox.StepError, match="'rows'"):
+        lox.logdict({"x": 1}, steps={"rows": {"x": 1}})
+
+
+def test_assigning_keeps_steps_while_the_axes_stay():
+    logs = logs_of()
+    logs["a"] = logs["a"] * 2
+    assert logs.slice[-1]["a"] == 6 and logs.step["a"].tolist() == [0, 1, 2]
+    logs["a"] = 5
+    assert "a" not in logs.step and logs.slice[-1]["a"] == 5
+    logs.update(z=jnp.ones(2))
+    logs.setdefault("y", 1)
+    assert logs.slice[0]["z"].shape == (2,) and len(jax.tree.leaves(logs)) == 6
+
+
+# --- joining -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_adding_is_running_one_after_the_other(batch):
+    def both(x):
+        run(x)
+        lox.log({"new": x})
+        return run(x + 1, 2)
+
+    def first(x):
+        run(x)
+        lox.log({"new": x})
+        return x
+
+    def parts(x):
+        _, logs = lox.spool(first)(x)
+        return logs + lox.spool(lambda x: run(x, 2))(x + 1)[1]
+
+    def whole(x):
+        return lox.spool(both)(x)[1]
+
+    if batch:
+        parts, whole = jax.vmap(parts), jax.vmap(whole)
+    x = jnp.array([1, 10]) if batch else 1
+    added, expected = parts(x), whole(x)
+    assert added == expected and list(added) == list(expected)
+    assert added.step["a"].tolist() == expected.step["a"].tolist()
+    assert jax.tree.structure(added) == jax.tree.structure(expected)
+
+
+def test_adding_batched_logs_outside_joins_along_time():
+    logs = batched()
+    twice = logs + logs
+    assert twice["a"].shape == (2, 6) and twice["once"].shape == (2, 2)
+    assert twice["t"]["v"].shape == (2, 6, 2)
+    assert sum([logs, logs]) == twice
+    assert ({"x": 1} + lox.logdict({"y": 2})) == {"x": 1, "y": 2}
+
+
+def test_adding_what_does_not_fit_names_the_key():
+    one = lox.logdict({"k": np.ones(2)}, stacked=True)
+    with pytest.raises(lox.ShapeError, match="'k'"):
+        _ = one + lox.logdict({"k": np.ones((2, 3))}, stacked=True)
+    with pytest.raises(lox.DtypeError, match="'k': float64 and int64"):
+        _ = one + lox.logdict({"k": np.ones(2, np.int64)}, stacked=True)
+    with pytest.raises(lox.StepError, match="'k'"):
+        _ = one + lox.logdict({"k": np.ones(1)}, {"step": {"k": np.ones(1)}}, True)
+    with pytest.raises(TypeError):
+        _ = one + 3
+
+
+def test_or_takes_the_right_one():
+    logs = logs_of() | {"a": 5, "z": 1}
+    assert logs["a"] == 5 and logs["z"] == 1 and set(logs.step) == {"t"}
+    logs = {"a": 5} | logs_of()
+    assert logs["a"].tolist() == [1, 2, 3] and logs.step["a"].tolist() == [0, 1, 2]
+    logs |= {"a": 7}
+    assert isinstance(logs, lox.logdict) and logs["a"] == 7 and "a" not in logs.step
+
+
+# --- choosing ----------------------------------------------------------------
+
+
+def test_filter_and_prefix():
+    logs = logs_of()
+    assert set(logs.filter(lambda key: len(key) == 1)) == {"a", "t"}
+    assert set(logs.filter("o*")) == {"once"} and set(logs.filter(["a", "t"])) == {
+        "a",
+        "t",
+    }
+    named = logs.prefix("run/")
+    assert set(named) == {"run/once", "run/a", "run/t"}
+    assert named.step["run/a"].tolist() == [0, 1, 2]
+
+
+# --- over time ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", "mean sum min max std var first last count".split())
+@pytest.mark.parametrize("host", [False, True])
+def test_reduce_is_over_time_only(name, host):
+    logs = logs_of()
+    if host:
+        logs = jax.tree.map(np.asarray, logs)
+    got = logs.reduce(name)
+    pick = {"first": lambda x, axis: x[0], "last": lambda x, axis: x[-1]}
+    pick["count"] = lambda x, axis: np.int32(len(x))
+    wanted = pick.get(name) or getattr(np, name)
+    np.testing.assert_allclose(got["a"], wanted(np.asarray(logs["a"]), axis=0))
+    if name != "count":
+        values = np.asarray(logs["t"]["v"])
+        np.testing.assert_allclose(got["t"]["v"], wanted(values, axis=0), rtol=1e-6)
+    assert got.step["a"] == (0 if name == "first" else 2)
+    if name in ("mean", "std", "var"):
+        assert jnp.issubdtype(got["a"].dtype, jnp.floating)
+    lanes = batched().reduce(name)
+    assert lanes["a"].shape == (2,)
+    for lane, x in zip(lanes.lanes(), (1, 10), strict=True):
+        assert lane == lox.spool(run)(x)[1].reduce(name)
+
+
+def test_reduce_by_key_and_append():
+    logs = logs_of().reduce({"a": "sum", "o*": "append"})
+    assert logs["a"] == 6 and logs["t"]["v"].shape == (3, 2)
+    assert logs["once"].tolist() == [1]
+    assert logs_of().reduce("replace")["a"] == 3
+    with pytest.raises(lox.LoxValueError, match="'avg'; the known ones are"):
+        logs_of().reduce("avg")
+
+
+def test_slice_takes_rows_by_position():
+    logs = logs_of()
+    assert logs.slice[1:]["a"].tolist() == [2, 3]
+    assert logs.slice[::2].step["a"].tolist() == [0, 2]
+    assert logs.slice[-1]["a"] == 3 and logs.slice[-1]["t"]["v"].shape == (2,)
+    assert logs.slice[1:]["once"] == 1
+    assert batched().slice[1:]["a"].tolist() == [[2, 3], [11, 12]]
+    assert batched().slice[1]["a"].tolist() == [2, 11]
+    with pytest.raises(lox.LoxTypeError, match="an integer or a slice"):
+        logs.slice[1, 2]
+
+
+def test_rows_are_logdicts_of_one_row():
+    rows = list(logs_of().rows())
+    assert [dict(r) for r in rows[:1]] == [{"once": 1}]
+    assert [int(r["a"]) for r in rows[1:]] == [1, 2, 3]
+    assert [int(r.step["a"]) for r in rows[1:]] == [0, 1, 2]
+    assert [r["t"]["v"].shape for r in rows[1:]] == [(2,)] * 3
+    assert len(rows) == 4
+
+
+def test_lanes_are_what_each_lane_logged():
+    alone = [lox.spool(run)(x)[1] for x in (1, 10)]
+    assert batched().lanes() == alone
+    inside = lox.spool(jax.vmap(run))(jnp.array([1, 10]))[1]
+    assert inside.lanes() == alone
+    assert logs_of().lanes() == [logs_of()]
+    deep = jax.vmap(jax.vmap(lox.spool(run)))(jnp.array([[1], [10]]))[1]
+    assert [lane.lanes()[0] for lane in deep.lanes()] == alone
+    mixed = jax.vmap(lox.spool(jax.vmap(run)))(jnp.array([[1, 2, 3], [10, 20, 30]]))[1]
+    assert mixed["a"].shape == (2, 3, 3)
+    assert [lane.lanes()[0] for lane in mixed.lanes()] == alone
+    assert mixed.reduce("sum")["a"].shape == (2, 3)
+
+
+def test_ragged_lanes_keep_a_mask_until_they_are_taken_apart():
+    def f(n):
+        def step(c, i):
+            def log(i):
+                lox.log({"i": i}, step=i)
+                return i
+
+            lax.cond(i < n, log, lambda i: i, i)
+            return c, None
+
+        return lax.scan(step, 0, jnp.arange(4))[0]
+
+    _, logs = jax.vmap(lox.spool(f))(jnp.array([1, 3]))
+    assert logs.mask["i"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
+    short = logs.compact()
+    assert short["i"].shape == (2, 3) and short.step["i"].shape == (2, 3)
+    assert str(short) == "{'i': [[0, -, -], [0, 1, 2]]}"
+    assert [lane["i"].tolist() for lane in logs.lanes()] == [[0], [0, 1, 2]]
+    assert logs.reduce("sum")["i"].tolist() == [0, 3]
+    assert logs.reduce("count")["i"].tolist() == [1, 3]
+    assert logs.reduce("max")["i"].tolist() == [0, 2]
+    assert logs.reduce("last").step["i"].tolist() == [0, 2]
+    assert logs.reduce("mean")["i"].tolist() == [0, 1]
+    with pytest.raises(lox.LoxTypeError, match="outside `jax.jit`"):
+        jax.jit(lambda logs: logs.compact())(logs)
+
+
+# --- elsewhere ---------------------------------------------------------------
+
+
+def test_to_pandas():
+    frame = logs_of().filter(["a"]).to_pandas()
+    assert list(frame.columns) == ["row", "step", "a"] and frame["a"].tolist() == [
+        1,
+        2,
+        3,
+    ]
+    frame = batched().filter(["a", "once"]).to_pandas()
+    assert len(frame) == 6 and frame["once"].tolist() == [1] * 3 + [10] * 3
+    assert lox.logdict().to_pandas().empty
+    whole = logs_of().to_pandas()
+    assert len(whole) == 3 and whole["t['v']"][1].tolist() == [1, 1]
+
+
+def test_to_xarray():
+    data = batched().to_xarray()
+    assert data["a"].dims == ("lane_0", "time") and data["a.step"].shape == (2, 3)
+    assert data["t['v']"].shape == (2, 3, 2) and data["once"].dims == ("lane_0",)
+
+
+def test_plot_draws_a_line_a_lane():
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure = batched().plot("a")
+    (axes,) = figure.axes
+    assert len(axes.lines) == 2 and axes.get_xlabel() == "step"
+    assert axes.lines[1].get_ydata().tolist() == [10, 11, 12]
+    pyplot.close(figure)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        lox.logdict({"x": 1}).plot()
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    import sys
+
+    for module, extra, use in (
+        ("pandas", "pandas", lox.logdict.to_pandas),
+        ("xarray", "xarray", lox.logdict.to_xarray),
+        ("matplotlib.pyplot", "plot", lox.logdict.plot),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"pip install 'jax-lox\[{extra}\]'"):
+            use(logs_of())
+
+
+def test_the_html_form_has_a_row_a_key_and_escapes():
+    html = lox.logdict({"<b>": np.arange(5.0)}, stacked=True)._repr_html_()
+    assert "&lt;b&gt;" in html and "<polyline" in html and "<b>" not in html
+    nan = lox.logdict({"n": np.array([np.nan, np.inf])}, stacked=True)._repr_html_()
+    assert "polyline" not in nan

@@ -1,0 +1,154 @@
+"""The examples of the documents that lox started from, their typos mended."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import lox
+
+
+def test_readme_of_the_first_draft():
+    def f(xs):
+        lox.log({"xs": xs})
+
+        def scan_step(carry, x):
+            carry = carry + x
+            lox.log({"xs": carry, "x": x})
+            return carry, x
+
+        lox.log({"xs": xs})
+        ys, _ = jax.lax.scan(scan_step, xs, xs)
+        return ys
+
+    _, logs = lox.spool(f)(jnp.arange(3))
+    assert logs["x"].tolist() == [0, 1, 2]
+    assert logs["xs"].tolist() == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 1, 2],
+        [1, 2, 3],
+        [3, 4, 5],
+    ]
+
+
+def test_general_logging(capsys):
+    def f(x):
+        lox.log({"x": x})
+
+        def step(carry, x):
+            lox.log({"x": x})
+            return carry + x, None
+
+        return jax.lax.scan(step, x, jnp.arange(5))
+
+    f(3)
+    jax.effects_barrier()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["{'x': 3}", *(f"{{'x': {i}}}" for i in range(5))]
+
+
+def test_spooling_prints_as_shown(capsys):
+    def f(x, y):
+        lox.log({"x": x, "y": y})
+        return x * y
+
+    z, logs = lox.spool(f)(3, 4)
+    print("f(x, y)", z)
+    print("Logs:", logs)
+    assert capsys.readouterr().out == "f(x, y) 12\nLogs: {'x': 3, 'y': 4}\n"
+
+
+def quick_start(xs):
+    lox.log({"xs": xs})
+
+    def step(carry, x):
+        carry += x
+        lox.log({"carry": carry})
+        return carry, x
+
+    y, _ = jax.lax.scan(step, 0, xs)
+    return y
+
+
+def test_quick_start(capsys):
+    xs = jnp.arange(3)
+    lox.tap(quick_start, callback=lambda logs: print("Logging:", logs))(xs)
+    _, logs = lox.spool(quick_start)(xs)
+    print("Collected Logs:", logs)
+    assert capsys.readouterr().out.splitlines() == [
+        "Logging: {'xs': [0, 1, 2]}",
+        "Logging: {'carry': 0}",
+        "Logging: {'carry': 1}",
+        "Logging: {'carry': 3}",
+        "Collected Logs: {'xs': [0, 1, 2], 'carry': [0, 1, 3]}",
+    ]
+
+
+def test_quick_start_steps():
+    xs = jnp.arange(3)
+
+    def f(xs):
+        def body(i, carry):
+            carry += xs[i]
+            lox.log({"carry": carry}, step=i, episode=i // 2)
+            return carry
+
+        return jax.lax.fori_loop(0, len(xs), body, 0)
+
+    _, logs = lox.spool(f)(xs)
+    assert logs["carry"].tolist() == [0, 1, 3]
+    assert logs.step["carry"].tolist() == [0, 1, 2]
+    assert logs.episode["carry"].tolist() == [0, 0, 1]
+
+
+def test_reference_of_spool():
+    def f(x):
+        lox.log({"x": x})
+        return x + 1.0
+
+    assert lox.spool(f)(1.0) == (2.0, {"x": 1.0})
+
+    def g(xs):
+        carry, ys = jax.lax.scan(lambda c, x: (f(c), f(x)), 0.0, xs)
+        lox.log({"carry": carry})
+        return ys
+
+    ys, logs = lox.spool(g)(jnp.arange(3.0))
+    assert ys.tolist() == [1, 2, 3] and logs["carry"] == 3
+    assert logs["x"].tolist() == [0, 0, 1, 1, 2, 2]
+
+    def h(x):
+        return jax.lax.cond(x > 0, lambda x: f(x), lambda x: f(x + 1), x)
+
+    assert lox.spool(h)(3.0) == (4.0, {"x": 3.0})
+
+    def j(x):
+        y, _ = lox.spool(f)(x)
+        return y
+
+    assert lox.spool(j)(1.0) == (2.0, {})
+
+
+def test_sharp_bits():
+    @jax.jit
+    def f(x):
+        lox.log({"loss": x}, tags=["metric"])
+        lox.log({"gradient_norm": x}, tags=["debug"])
+        return x
+
+    lox.set_default("silent")
+    f(1.0), f(1.0)
+    assert lox.spool(f)(1.0) == (1.0, {"loss": 1.0, "gradient_norm": 1.0})
+    calls = []
+    lox.tap(f, calls.append, tags=["metric"])(1.0)
+    assert calls == [{"loss": 1.0}]
+
+    def loop(n):
+        body = lambda i: lox.log({"i": i})["i"] + 1  # noqa: E731
+        return jax.lax.while_loop(lambda i: i < n, body, 0)
+
+    with pytest.raises(lox.UnboundedLoopError):
+        lox.spool(loop)(3)
+    calls.clear()
+    lox.tap(loop, calls.append)(3)
+    assert [int(c["i"]) for c in calls] == [0, 1, 2]
