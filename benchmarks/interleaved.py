@@ -12,16 +12,18 @@ NOISE = 0.05
 
 
 def best_times(
-    *contenders: Contender, calls: int = 1, rounds: int = 9, warm: bool = True
+    *contenders: Contender,
+    calls: int = 1,
+    rounds: int = 9,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
     """The least time that one call of each contender took, in seconds.
 
     Every round calls each contender, so that a slow moment hits all of them, and the
     order turns round, so that none always follows the same other one.
     """
-    if warm:
-        for contender in contenders:
-            contender()
+    for contender in contenders:
+        contender()
     times = [float("inf")] * len(contenders)
     order = list(range(len(contenders)))
     collecting = gc.isenabled()
@@ -29,7 +31,7 @@ def best_times(
     try:
         for _ in range(rounds):
             for i in order:
-                times[i] = min(times[i], _time(contenders[i], calls))
+                times[i] = min(times[i], _time(contenders[i], calls, clock))
             order.reverse()
             gc.collect()
     finally:
@@ -38,8 +40,8 @@ def best_times(
     return times
 
 
-def _time(contender: Contender, calls: int) -> float:
-    start = time.perf_counter()
+def _time(contender: Contender, calls: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(calls):
         contender()
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls

@@ -1,0 +1,34 @@
+"""What a type checker sees of the public API; run by `make types`, never imported."""
+
+from collections.abc import Callable
+from typing import assert_type
+
+import lox
+
+
+def f(x: float, flag: bool = False) -> int:
+    assert_type(lox.log({"x": x}, step=1, tags=["a"]), lox.logdict)
+    return int(x) + flag
+
+
+assert_type(lox.spool(f)(1.0), tuple[int, lox.logdict])
+assert_type(lox.spool(f, argnames="x", reduce="mean")(1.0, flag=True)[0], int)
+assert_type(lox.tap(f, print)(1.0), int)
+assert_type(lox.nolog(f)(1.0), int)
+
+
+@lox.spool(interval=2)
+def g(x: float) -> str:
+    return str(x)
+
+
+@lox.tap(callback=lambda logs: None, batched=True)
+def h(x: float) -> str:
+    return str(x)
+
+
+assert_type(g(1.0), tuple[str, lox.logdict])
+assert_type(h(1.0), str)
+handler: Callable[[lox.logdict], None] = lambda logs: None  # noqa: E731
+lox.set_default(handler)
+error: type[Exception] = lox.LoxError
