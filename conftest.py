@@ -14,6 +14,8 @@ import pytest
 
 import lox
 
+collect_ignore = ["tests/typing_of_the_api.py"]  # for the type checker alone
+
 
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace):

@@ -26,7 +26,7 @@ def _step(carry: Any, x: Any) -> Any:
     return jnp.sin(carry) + x
 
 
-# --- a scan with three keys --------------------------------------------------------------
+# --- a scan with three keys ----------------------------------------------------------
 
 
 def scan(xs: Any, log: Log = lox.log) -> Any:
@@ -45,7 +45,7 @@ def scan_by_hand(xs: Any) -> Any:
     return lax.scan(body, jnp.float32(0), xs)
 
 
-# --- a scan in a scan --------------------------------------------------------------------
+# --- a scan in a scan ----------------------------------------------------------------
 
 _INNER = 4
 
@@ -76,7 +76,7 @@ def nested_by_hand(xs: Any) -> Any:
     return carry, {k: v.reshape(-1) for k, v in logs.items()} | outer_logs
 
 
-# --- branches with the same keys -----------------------------------------------------------
+# --- branches with the same keys -----------------------------------------------------
 
 
 def branches(xs: Any, log: Log = lox.log) -> Any:
@@ -107,7 +107,7 @@ def branches_by_hand(xs: Any) -> Any:
     return lax.scan(body, jnp.float32(0), xs)
 
 
-# --- lanes -------------------------------------------------------------------------------
+# --- lanes ---------------------------------------------------------------------------
 
 
 def lanes(xs: Any, log: Log = lox.log) -> Any:
@@ -119,7 +119,7 @@ def lanes_by_hand(xs: Any) -> Any:
     return jax.vmap(scan_by_hand, out_axes=(0, 1))(xs)
 
 
-# --- a derivative ------------------------------------------------------------------------
+# --- a derivative --------------------------------------------------------------------
 
 
 def derivative(xs: Any, log: Log = lox.log) -> Any:
@@ -130,7 +130,7 @@ def derivative_by_hand(xs: Any) -> Any:
     return jax.grad(scan_by_hand, has_aux=True)(xs)
 
 
-# --- many equations ----------------------------------------------------------------------
+# --- many equations ------------------------------------------------------------------
 
 _EQUATIONS_A_LOG = 100
 
@@ -160,7 +160,7 @@ def long_by_hand(equations: int) -> Any:
     return fun
 
 
-# -----------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,14 +40,22 @@ def test_nested_jits_give_their_logs_in_program_order():
     assert spooled(outer, 1)["x"].tolist() == [1, 2, 6, 6]
 
 
+def innermost_jit(jaxpr):
+    """Newer versions of JAX do not inline the jit that lox itself puts around."""
+    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "jit"]
+    inner = eqn.params["jaxpr"]
+    if any(e.primitive.name == "jit" for e in inner.eqns):
+        return innermost_jit(inner)
+    return eqn
+
+
 def test_a_jitted_function_keeps_its_name_and_its_donation():
     def named(x):
         return logged(x) + 1
 
     f = jax.jit(named, donate_argnums=0)
-    jaxpr = jax.make_jaxpr(lox.spool(f))(jnp.ones(3))
-    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "jit"]
     (before,) = jax.make_jaxpr(f)(jnp.ones(3)).eqns
+    eqn = innermost_jit(jax.make_jaxpr(lox.spool(f))(jnp.ones(3)))
     assert eqn.params["name"] == before.params["name"] == "named"
     assert eqn.params["donated_invars"] == before.params["donated_invars"]
 
@@ -491,19 +499,6 @@ def test_a_differentiated_scan_with_nothing_that_changes_is_refused():
     assert spooled(f, 1.0)["lr"].shape == (3,)
     with pytest.raises(lox.UnsupportedPrimitiveError, match="'lr'.*jnp.arange"):
         lox.spool(jax.grad(f))(1.0)
-
-
-def test_linearizing_a_while_loop_that_logs_is_refused_and_jvp_is_not():
-    def f(x):
-        def body(c):
-            lox.log({"x": c[1]})
-            return c[0] + 1, c[1] * 2
-
-        return lax.while_loop(lambda c: c[0] < 3, body, (0, x))[1]
-
-    assert rows(tapped(lambda x: jax.jvp(f, (x,), (1.0,))[1], 1.0), "x") == [1, 2, 4]
-    with pytest.raises(lox.UnsupportedPrimitiveError, match="'x'.*`jax.jvp`"):
-        lox.tap(lambda x: jax.linearize(f, x)[1](1.0), print)(1.0)
 
 
 # --- vmap --------------------------------------------------------------------

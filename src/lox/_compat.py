@@ -6,9 +6,9 @@ the function that needs it says what is lost without it.
 """
 
 import copy
-import warnings
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -130,7 +130,10 @@ def trace(
         leaves, tree = jax.tree.flatten(fun(*args))
         return leaves
 
-    wrapped = lu.wrap_init(flat, debug_info=_unnamed(open_jaxpr(like).debug_info))
+    info = _unnamed(open_jaxpr(like).debug_info)
+    if getattr(info, "arg_names", ()) is None:  # 0.9 adds to them
+        info = info._replace(arg_names=("",) * len(avals))
+    wrapped = lu.wrap_init(flat, debug_info=info)
     jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
     return jex.ClosedJaxpr(jaxpr, consts), tree, list(out_avals)
 
@@ -403,14 +406,7 @@ def define_vjp(fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> No
 
 def zero_tangent(x: Any) -> Any:
     """The zero tangent of `x`, as an array."""
-    aval = jax.typeof(x).to_tangent_aval()
-    return zeros_like_aval(aval)
-
-
-def zeros_like_aval(aval: Any) -> Any:
-    if aval.dtype == jax.dtypes.float0:
-        return np.zeros(aval.shape, jax.dtypes.float0)
-    return jax.numpy.zeros(aval.shape, aval.dtype)
+    return zeros_of_aval(jax.typeof(x).to_tangent_aval())
 
 
 # --- hooks: rules of JAX's that run before any transformation of ours can look
@@ -426,13 +422,16 @@ def wrap_rule(table_name: str, primitive: Any, wrap: Callable[[Any], Any]) -> bo
 
 
 def _rule_table(name: str) -> Any:
-    from jax._src.interpreters import ad as ad_internal
+    from jax._src.interpreters import ad as ad_internal, partial_eval as pe_internal
 
     tables: dict[str, Any] = {
         "batching": getattr(batching, "fancy_primitive_batchers", None),
         "jvp": getattr(ad, "primitive_jvps", None),
         "linearize": getattr(ad_internal, "primitive_linearizations", None),
         "partial_eval": getattr(pe, "custom_partial_eval_rules", None),
+        "partial_eval_equation": getattr(
+            pe_internal, "partial_eval_jaxpr_custom_rules", None
+        ),
     }
     return tables[name]
 
@@ -445,9 +444,46 @@ def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
     return batching_internal.batch_jaxpr(closed, axis_data, list(batched), outs)[0]
 
 
+def batched_outputs(
+    closed: Any, axis_data: Any, batched: Sequence[bool]
+) -> Sequence[bool]:
+    """Which outputs differ between lanes, if these inputs do."""
+    from jax._src.interpreters import batching as batching_internal
+
+    return batching_internal.batch_jaxpr(closed, axis_data, list(batched), False)[1]
+
+
+def lane_aval(axis_data: Any, dim: Any, aval: Any) -> Any:
+    """The type that one lane has of a batched value."""
+    from jax._src import core
+
+    return core.mapped_aval(axis_data.size, dim, aval)
+
+
 def known(tracer: Any) -> bool:
     """Whether partial evaluation knows the value of `tracer`."""
     return tracer.pval.is_known()
+
+
+def known_value(tracer: Any) -> Any:
+    """Its value, or zeros where it is not known."""
+    return tracer.pval.get_known() if known(tracer) else zeros_of_aval(tracer.aval)
+
+
+def known_part(
+    closed: Any, unknown: Sequence[bool], instantiate: Any
+) -> tuple[Any, Any, list[bool]]:
+    """Splits a jaxpr into what the known inputs suffice for, and the rest.
+
+    Returns:
+        The two jaxprs, and which outputs are not known.
+    """
+    from jax._src.interpreters import partial_eval as internal
+
+    known_jaxpr, rest, out = internal.partial_eval_jaxpr_nounits(
+        closed, list(unknown), instantiate
+    )[:3]
+    return known_jaxpr, rest, list(out)
 
 
 def at_effects_barrier(hook: Callable[[], None]) -> None:
@@ -462,9 +498,22 @@ def at_effects_barrier(hook: Callable[[], None]) -> None:
 
     def block_until_ready(self: Any) -> None:
         original(self)
-        hook()
+        if not getattr(_quietly, "waiting", False):
+            hook()
 
     tokens.block_until_ready = block_until_ready
+
+
+_quietly = threading.local()
+
+
+def wait_for_callbacks() -> None:
+    """`jax.effects_barrier()`, without the hook."""
+    _quietly.waiting = True
+    try:
+        jax.effects_barrier()
+    finally:
+        _quietly.waiting = False
 
 
 def at_top_level() -> bool:
@@ -556,14 +605,7 @@ def is_partitioned(ctx: Any) -> bool:
     return set(mesh.axis_names) != set(manual)
 
 
-def warning_filter(function: Callable[[], Any], category: type[Warning]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", category)
-        return function()
-
-
 register_lowering = mlir.register_lowering
-static_partial = partial
 
 
 def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -572,12 +614,37 @@ def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def zeros_of_aval(aval: Any) -> Any:
-    """Zeros of a type; a PRNG key of zeros, for a key."""
+    """Zeros of a type, sharded and varying as it is; for a key, a key of zeros."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         data = physical_aval(aval)
         zeros = jax.numpy.zeros(data.shape, data.dtype)
         return jax.random.wrap_key_data(zeros, impl=aval.dtype._impl.name)
-    return jax.numpy.zeros(aval.shape, aval.dtype)
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, aval.dtype)
+    zeros = jax.numpy.zeros(aval.shape, aval.dtype)
+    if is_split(aval):
+        zeros = jax.sharding.reshard(zeros, aval.sharding)
+    return vary_like(zeros, varying_axes(aval))
+
+
+def is_split(aval: Any) -> bool:
+    """Whether a type says that its axes are split over an explicit mesh."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", ())
+    return any(part is not None for part in spec)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual mesh axes over which a value in a `shard_map` differs."""
+    kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
+    if kind is not None:
+        return frozenset(kind.varying)
+    return frozenset(getattr(aval, "vma", ()))
+
+
+def vary_like(x: Any, axes: frozenset[Any]) -> Any:
+    """`x`, as a value that differs over these manual mesh axes."""
+    missing = tuple(axes - varying_axes(jax.typeof(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def changed_jvp_rule(eqn: JaxprEqn, change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -628,6 +695,16 @@ def changed_vjp_rules(
 def _cotangent_aval(aval: Any) -> Any:
     convert = getattr(aval, "to_ct_aval", None) or aval.to_tangent_aval
     return convert()
+
+
+def rules_of_jax(eqn: JaxprEqn) -> bool:
+    """Whether a custom function is one of JAX's own (`relu`, say)."""
+    for name in ("jvp_jaxpr_fun", "bwd", "rule"):
+        info = getattr(eqn.params.get(name), "debug_info", None)
+        where = getattr(info, "func_src_info", None) or ""
+        if os.path.dirname(jax.__file__) in where:
+            return True
+    return False
 
 
 def closed_over_error() -> Exception:

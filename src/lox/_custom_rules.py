@@ -283,4 +283,4 @@ def _zero(primal: Any) -> Any:
 
 
 def _instantiate(x: Any) -> Any:
-    return _compat.zeros_like_aval(x.aval) if type(x) is SymbolicZero else x
+    return _compat.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

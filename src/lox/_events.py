@@ -44,7 +44,7 @@ class Sink(Protocol):
     def __call__(self, event: "Event", operands: Sequence[Any]) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Event:
     """All of a `lox.log` call that is known before the program runs.
 
@@ -72,9 +72,8 @@ class Event:
     # whether the sink gets it in program order
     ordered: bool = False
 
-    @property
-    def num_leaves(self) -> int:
-        return sum(tree.num_leaves for tree in self.trees)
+    def __repr__(self) -> str:  # as it shows in a jaxpr
+        return f"{', '.join((*self.keys, *self.steps))} at {self.source}"
 
     def split(self, operands: Sequence[Any]) -> "Operands":
         """The operands by what they mean."""

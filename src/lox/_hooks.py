@@ -10,8 +10,8 @@ only on equations that log, and leaves everything else to JAX's rule, unread.
   events inside get a *mask*: which lanes really took the branch.
 - **`vmap` of `while_loop`** with a predicate per lane goes on for all lanes until the
   last has finished. Again, a mask says which lanes are still running.
-- **Linearizing a `while_loop`** runs it twice, once for the values and once more for
-  the tangents. The second run's events are removed.
+- **Linearizing a `while_loop`**, or recomputing it under `checkpoint`, runs it twice.
+  Its events are kept in one of the two runs.
 """
 
 import dataclasses
@@ -78,6 +78,8 @@ class _Guard(_Rewriter):
 
 
 def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For the rules that differentiate."""
+
     def wrapped(*args: Any, **params: Any) -> Any:
         if events_of(params["jaxpr"]):
             params["jaxpr"] = _anchored(params)
@@ -86,21 +88,51 @@ def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _still_anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For partial evaluation, which also sees scans that are not differentiated."""
+
+    def wrapped(*args: Any, **params: Any) -> Any:
+        if _loose_events(params["jaxpr"]):
+            params["jaxpr"] = _anchored(params)
+        return rule(*args, **params)
+
+    return wrapped
+
+
+def _still_anchored_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, for the form of the rule that takes an equation (`checkpoint`)."""
+
+    def wrapped(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        if _loose_events(eqn.params["jaxpr"]):
+            params = {**eqn.params, "jaxpr": _anchored(eqn.params)}
+            eqn = eqn.replace(params=params)
+        return rule(saveable, unknown, instantiated, eqn)
+
+    return wrapped
+
+
+def _loose_events(jaxpr: Any) -> bool:
+    return any(event.anchors == 0 for event in events_of(jaxpr))
+
+
 def _anchored(params: dict[str, Any]) -> Any:
     old = params["jaxpr"]
     consts, _, _ = _compat.scan_sizes(params, len(old.in_avals))
     changing = _changing_input(old.in_avals, consts)
     if changing is None:
+        event = events_of(old)[0]
         raise UnsupportedPrimitiveError(
-            f"{', '.join(map(repr, events_of(old)[0].keys))}, logged at "
-            f"{events_of(old)[0].source}, is in a `scan` without a carry and without "
-            "inputs, which JAX moves out of the loop when it is differentiated. Scan "
-            "over `jnp.arange(length)` instead of `None`."
+            f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in a "
+            "`scan` without a carry and without inputs, which JAX moves out of the "
+            "loop when it is differentiated. Scan over `jnp.arange(length)` instead "
+            "of `None`."
         )
     walk = Walk(_Anchor())
 
     def body(_: Any, *args: Any) -> list[Any]:
-        outs, _, _ = walk(old, args, _scalar(args[changing]))
+        outs, _, anchor = walk(old, args, _small(args[changing]))
+        if outs and _logs_deep(old):
+            outs[0] = tie_p.bind(as_array(outs[0]), anchor)
         return outs
 
     return walk.rebuilt(old, (), body)[0]
@@ -116,14 +148,49 @@ def _changing_input(avals: Sequence[Any], consts: int) -> int | None:
     return min(sizes, key=lambda i: sizes[i]) if sizes else None
 
 
-def _scalar(x: Any) -> Any:
+def _small(x: Any) -> Any:
     """One number of an array: what is carried through inner loops should be small."""
-    x = as_array(x)
+    x = jax.lax.stop_gradient(as_array(x))
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    for _ in range(x.ndim):
-        x = jax.lax.index_in_dim(x, 0, keepdims=False)
+    if not _compat.is_split(jax.typeof(x)):
+        for _ in range(x.ndim):
+            x = jax.lax.index_in_dim(x, 0, keepdims=False)
     return jax.lax.convert_element_type(x, x.dtype)
+
+
+def _logs_deep(jaxpr: Any) -> bool:
+    """Whether an event is in an equation that JAX forgets if nobody uses its results.
+
+    Partial evaluation keeps the effects of a scan, a jit and an event itself alive, but
+    not those of a conditional or a checkpoint.
+    """
+    for eqn in _compat.open_jaxpr(jaxpr).eqns:
+        inside = list(_compat.jaxprs_in(eqn.params))
+        if not any(events_of(inner) for inner in inside):
+            continue
+        if eqn.primitive.name not in ("scan", "jit", "pjit"):
+            return True
+        if any(map(_logs_deep, inside)):
+            return True
+    return False
+
+
+# Its first operand, which then depends on the second: the anchor that comes out of a
+# loop's body. It keeps what made the anchor, and is nothing in the compiled program.
+tie_p: Any = _compat.Primitive("lox_tie")
+tie_p.def_impl(lambda x, anchor: x)
+tie_p.def_abstract_eval(lambda x, anchor: x)
+_compat.register_lowering(tie_p, lambda ctx, x, anchor: [x])
+_compat.ad.primitive_jvps[tie_p] = lambda primals, tangents: (
+    tie_p.bind(*primals),
+    tangents[0],
+)
+_compat.ad.primitive_transposes[tie_p] = lambda ct, x, anchor: [ct, None]
+_compat.batching.primitive_batchers[tie_p] = lambda args, dims: (
+    tie_p.bind(*args),
+    dims[0],
+)
 
 
 # --- vmap of cond ------------------------------------------------------------
@@ -142,16 +209,16 @@ def _guarded_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
         ):
             index, *operands = args
             args, dims = [index, index, *operands], [dims[0], *dims]
+            aval = _compat.lane_aval(axis_data, dims[0], jax.typeof(index))
             params["branches"] = tuple(
-                _guarded_branch(branch, i, jax.typeof(index).dtype)
-                for i, branch in enumerate(branches)
+                _guarded_branch(branch, i, aval) for i, branch in enumerate(branches)
             )
         return rule(axis_data, args, dims, **params)
 
     return wrapped
 
 
-def _guarded_branch(branch: Any, i: int, dtype: Any) -> Any:
+def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
     walk = Walk(_Guard())
 
     def fun(index: Any, *args: Any) -> list[Any]:
@@ -159,7 +226,7 @@ def _guarded_branch(branch: Any, i: int, dtype: Any) -> Any:
         outs, _, _ = walk(branch, args, index == i)
         return outs
 
-    return walk.rebuilt(branch, jax.ShapeDtypeStruct((), dtype), fun)[0]
+    return _compat.trace(fun, [index_aval, *branch.in_avals], branch)[0]
 
 
 # --- vmap of while_loop ------------------------------------------------------
@@ -170,39 +237,30 @@ def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
         axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any
     ) -> Any:
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        if events_of(cond) or events_of(body):
-            batched = [dim is not None for dim in dims]
-            if _batched_predicate(batched, params):
-                return _guarded_loop(rule, axis_data, args, dims, params)
+        logs = bool(events_of(cond) or events_of(body))
+        if logs and _batched_predicate(axis_data, dims, params):
+            return _guarded_loop(rule, axis_data, args, dims, params)
         return rule(axis_data, args, dims, **params)
 
     return wrapped
 
 
-def _batched_predicate(batched: list[bool], params: dict[str, Any]) -> bool:
+def _batched_predicate(
+    axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
+) -> bool:
+    batched = [dim is not None for dim in dims]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = batched[:cond_consts], batched[cond_consts:][:body_consts]
     carry = batched[cond_consts + body_consts :]
     while True:
-        out = _depends(params["body_jaxpr"], [*of_body, *carry])
+        body = params["body_jaxpr"]
+        out = _compat.batched_outputs(body, axis_data, [*of_body, *carry])
         joined = [a or b for a, b in zip(carry, out, strict=True)]
         if joined == carry:
-            return _depends(params["cond_jaxpr"], [*of_cond, *carry])[0]
+            break
         carry = joined
-
-
-def _depends(closed: Any, inputs: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr depend on the inputs that are marked."""
-    jaxpr = closed.jaxpr
-    marked = {var for var, mark in zip(jaxpr.invars, inputs, strict=True) if mark}
-
-    def is_marked(atom: Any) -> bool:
-        return not isinstance(atom, _compat.Literal) and atom in marked
-
-    for eqn in jaxpr.eqns:
-        if any(map(is_marked, eqn.invars)):
-            marked.update(eqn.outvars)
-    return [is_marked(atom) for atom in jaxpr.outvars]
+    cond = params["cond_jaxpr"]
+    return _compat.batched_outputs(cond, axis_data, [*of_cond, *carry])[0]
 
 
 def _guarded_loop(
@@ -251,32 +309,115 @@ def _guarded_loop(
     return outs[1:], out_dims[1:]
 
 
-# --- linearizing a while_loop ------------------------------------------------
+# --- a while_loop that runs twice --------------------------------------------
 
 
 def _once_while(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Partial evaluation by tracing: `linearize`, and what a scan hoists."""
+
     def wrapped(trace: Any, *tracers: Any, **params: Any) -> Any:
-        events = [*events_of(params["cond_jaxpr"]), *events_of(params["body_jaxpr"])]
-        known = [_compat.known(tracer) for tracer in tracers]
-        if events and any(known) and not all(known):
-            keys = ", ".join(dict.fromkeys(repr(k) for e in events for k in e.keys))
-            raise UnsupportedPrimitiveError(
-                f"{keys}, logged at {events[0].source}, is in a `while_loop` that "
-                "`jax.linearize` would run twice, and log twice. Use `jax.jvp`, or "
-                "remove the logs with `lox.nolog`."
-            )
-        return rule(trace, *tracers, **params)
+        unknown = [not _compat.known(tracer) for tracer in tracers]
+        if not _loop_events(params) or not any(unknown) or all(unknown):
+            return rule(trace, *tracers, **params)
+        known_events, other_events = _events_by_knowledge(params, unknown)
+        if other_events:
+            # an event needs what is not known yet: the loop stays in one piece
+            return trace.default_process_primitive(_compat.while_p, tracers, params)
+        # JAX runs the loop for the known values, and again for all. The events get a
+        # run of their own, of which nothing else is used.
+        values = [_compat.known_value(tracer) for tracer in tracers]
+        _compat.while_p.bind(*values, **params)
+        return rule(trace, *tracers, **_without(params, known_events))
 
     return wrapped
 
 
+def _once_while_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for `checkpoint`, whose rule gives the two runs as equations."""
+
+    def wrapped(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        result = rule(saveable, unknown, instantiated, eqn)
+        if not _loop_events(eqn.params):
+            return result
+        known, staged, *rest = result
+        if known is None or staged is None:
+            return result
+        events, _ = _events_by_knowledge(eqn.params, unknown)
+        params = _without(staged.params, events)
+        effects = {
+            effect
+            for name in ("cond_jaxpr", "body_jaxpr")
+            for effect in params[name].effects
+        }
+        return (known, staged.replace(params=params, effects=effects), *rest)
+
+    return wrapped
+
+
+def _loop_events(params: dict[str, Any]) -> set[Event]:
+    return {*events_of(params["cond_jaxpr"]), *events_of(params["body_jaxpr"])}
+
+
+def _events_by_knowledge(
+    params: dict[str, Any], unknown: Sequence[bool]
+) -> tuple[set[Event], set[Event]]:
+    """The events of a loop that need known values only, and the others."""
+    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body = unknown[:cond_consts], unknown[cond_consts:][:body_consts]
+    carry = list(unknown[cond_consts + body_consts :])
+    while True:
+        known, _, out = _compat.known_part(
+            params["body_jaxpr"], [*of_body, *carry], carry
+        )
+        if out == carry:
+            break
+        carry = [a or b for a, b in zip(carry, out, strict=True)]
+    cond, _, _ = _compat.known_part(params["cond_jaxpr"], [*of_cond, *carry], False)
+    found = {*events_of(known), *events_of(cond)}
+    return found, _loop_events(params) - found
+
+
+def _without(params: dict[str, Any], events: set[Event]) -> dict[str, Any]:
+    def clean(jaxpr: Any) -> Any:
+        walk = Walk(_Removed(events))
+        return walk.rebuilt(jaxpr, ())[0] if walk.wants_in(jaxpr) else jaxpr
+
+    return {
+        **params,
+        "cond_jaxpr": clean(params["cond_jaxpr"]),
+        "body_jaxpr": clean(params["body_jaxpr"]),
+    }
+
+
+class _Removed(_Rewriter):
+    """Removes certain events, also such as a transformation has taken."""
+
+    constant_state = False
+
+    def __init__(self, events: set[Event]) -> None:
+        self._events = events
+
+    def wants(self, event: Event) -> bool:
+        return event in self._events
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        del event, operands
+        return Record(), state
+
+
 def install() -> None:
     """Wraps JAX's rules, once."""
-    _compat.wrap_rule("jvp", _compat.scan_p, _anchored_scan)
-    _compat.wrap_rule("linearize", _compat.scan_p, _anchored_scan)
-    _compat.wrap_rule("batching", _compat.cond_p, _guarded_cond)
-    _compat.wrap_rule("batching", _compat.while_p, _guarded_while)
-    _compat.wrap_rule("partial_eval", _compat.while_p, _once_while)
+    scan, cond, loop = _compat.scan_p, _compat.cond_p, _compat.while_p
+    _compat.wrap_rule("jvp", scan, _anchored_scan)
+    _compat.wrap_rule("linearize", scan, _anchored_scan)
+    _compat.wrap_rule("partial_eval", scan, _still_anchored_scan)
+    _compat.wrap_rule("partial_eval_equation", scan, _still_anchored_equation)
+    _compat.wrap_rule("batching", cond, _guarded_cond)
+    _compat.wrap_rule("batching", loop, _guarded_while)
+    _compat.wrap_rule("partial_eval", loop, _once_while)
+    _compat.wrap_rule("partial_eval_equation", loop, _once_while_equation)
 
 
 install()

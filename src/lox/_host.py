@@ -37,19 +37,31 @@ class CallbackErrors:
             sink.failed = True
             self._kept.append((sink, error))
 
-    def raise_first(self) -> None:
+    def raise_any(self) -> None:
+        """Raises what was kept, whoever's it is: at a barrier."""
+        self._raise(lambda sink: True)
+
+    def raise_of(self, sink: "CallbackSink") -> None:
+        """Raises what the callback of one sink raised."""
+        self._raise(lambda other: other is sink)
+
+    def _raise(self, wanted: Callable[["CallbackSink"], bool]) -> None:
         if not self._kept:  # without the lock: this is on the way of every call
             return
         with self._lock:
-            kept, self._kept = self._kept, []
-            for sink, _ in kept:
+            chosen = [(sink, error) for sink, error in self._kept if wanted(sink)]
+            self._kept = [pair for pair in self._kept if pair not in chosen]
+            for sink, _ in chosen:
                 sink.failed = False
-        if kept:
-            raise kept[0][1]
+        if chosen:
+            first = chosen[0][1]
+            for _, error in chosen[1:]:
+                first.add_note(f"Another callback failed too: {error!r}")
+            raise first
 
 
 callback_errors = CallbackErrors()
-_compat.at_effects_barrier(callback_errors.raise_first)
+_compat.at_effects_barrier(callback_errors.raise_any)
 
 
 class CallbackSink:
@@ -132,17 +144,17 @@ def _opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
     """
     keys, names = event.keys, event.steps
     make = logdict._of
-    infos: dict[str, KeyInfo] | None = None
+    known: dict[tuple[int, ...], dict[str, KeyInfo]] = {}
     if not names and all(tree == _SCALAR for tree in event.trees):
 
         def open_arrays(operands: Sequence[Any]) -> logdict:
-            nonlocal infos
-            if infos is None:
-                infos = {
-                    key: KeyInfo(False, 0, (np.ndim(x),))
-                    for key, x in zip(keys, operands, strict=True)
-                }
-            return make(dict(zip(keys, operands, strict=True)), {}, {}, infos.copy())
+            ndims = tuple([x.ndim for x in operands])
+            info = known.get(ndims)
+            if info is None:
+                pairs = zip(keys, ndims, strict=True)
+                info = {key: KeyInfo(False, 0, (ndim,)) for key, ndim in pairs}
+                known[ndims] = info
+            return make(dict(zip(keys, operands, strict=True)), {}, {}, info.copy())
 
         return open_arrays
     return lambda operands: open_event(event, operands)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _reduce
+from . import _compat, _reduce
 from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
 
 
@@ -26,7 +26,14 @@ class KeyInfo(NamedTuple):
 
     def time_axis(self, leaf: Any, own: int) -> int:
         """Where the time axis is, or would be put."""
-        return np.ndim(leaf) - own - self.lanes - self.stacked
+        axis = np.ndim(leaf) - own - self.lanes - self.stacked
+        if axis < 0:
+            raise LoxValueError(
+                "these logs no longer have the axes that they were made with, so that "
+                "nobody can tell which one is time. Take rows with `logs.slice[-1]` "
+                "instead of `jax.tree.map(lambda x: x[-1], logs)`."
+            )
+        return axis
 
 
 def info_of(value: Any, stacked: bool) -> KeyInfo:
@@ -119,32 +126,38 @@ class Key(NamedTuple):
         shape = np.shape(leaf)[: np.ndim(leaf) - own]
         return self._replace(mask=_module(leaf).ones(shape, dtype=bool))
 
-    def reduced(self, name: str | None) -> "Key":
+    def reduced(self, key: str, name: str | None) -> "Key":
         if name is None:
             return self
         if name == "append":
             return self.stacked()
         rows = self.stacked()
+        info = rows.info
         leaves, tree = jax.tree.flatten(rows.value)
-        pairs = list(zip(leaves, rows.info.ndims, strict=True))
         reduced = []
-        for leaf, own in pairs:
+        for leaf, own in zip(leaves, info.ndims, strict=True):
             mask = rows.mask
             if mask is not None:
                 mask = mask.reshape(mask.shape + (1,) * own)
-            axis = rows.info.time_axis(leaf, own)
-            reduced.append(_reduce.reduce_stacked(name, leaf, axis, mask))
-        ndims = rows.info.ndims
+            axis = info.time_axis(leaf, own)
+            try:
+                reduced.append(
+                    _reduce.reduce_stacked(name, leaf, axis, info.lanes, mask)
+                )
+            except LoxValueError as error:
+                raise LoxValueError(f"cannot reduce {key!r}: {error}.") from None
+        ndims = info.ndims
         if name == "count":  # one number for the whole value
             reduced, ndims, tree = reduced[:1], (0,), jax.tree.structure(0)
         pick = "first" if name == "first" else "last"
         steps = {
             step: _reduce.reduce_stacked(
-                pick, value, rows.info.time_axis(value, 0), rows.mask
+                pick, value, info.time_axis(value, 0), info.lanes, rows.mask
             )
             for step, value in rows.steps.items()
+            if rows.length()  # of no rows, there is no last step either
         }
-        info = rows.info._replace(stacked=False, ndims=ndims)
+        info = info._replace(stacked=False, ndims=ndims)
         mask = rows.mask
         if mask is not None:
             mask = mask.any(axis=rows.info.time_axis(mask, 0))
@@ -189,18 +202,25 @@ class Key(NamedTuple):
             return self
         leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
         if self.info.time_axis(leaf, own) > 0:
-            return self.arrays(lambda array, axis: array[i])
+            return self.arrays(lambda array, axis: _index(array, i, 0))
         stacked = self.info.stacked
-        new = self.arrays(
-            lambda array, axis: _module(array).take(array, i, axis=axis + stacked)
-        )
+        new = self.arrays(lambda array, axis: _index(array, i, axis + stacked))
         return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
 
 
-def sliced(key: Key, index: Any) -> Key:
+def sliced(name: str, key: Key, index: Any) -> Key | None:
+    """Rows by position, among those that happened; None if there are none."""
     if not key.info.stacked:
         return key
-    new = key.arrays(lambda array, axis: array[(slice(None),) * axis + (index,)])
+    compact = key.compacted()
+    if compact is None:
+        return None
+    if compact.mask is not None:
+        raise LoxValueError(
+            f"the rows of {name!r} happened at different times in different lanes, so "
+            "that they have no common positions. Take `logs.lanes()` first."
+        )
+    new = compact.arrays(lambda array, axis: array[(slice(None),) * axis + (index,)])
     if isinstance(index, slice):
         return new
     return new._replace(info=key.info._replace(stacked=False))
@@ -214,6 +234,12 @@ def _with_time(array: Any, axis: int) -> Any:
     if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
         array = np.asarray(array, jnp.result_type(array))
     return _module(array).expand_dims(array, axis)
+
+
+def _index(array: Any, i: int, axis: int) -> Any:
+    if _compat.is_split(jax.typeof(array)) and isinstance(array, jax.Array):
+        return _take(array, i, axis)  # JAX does not index axes that are split
+    return array[(slice(None),) * axis + (i,)]
 
 
 def _take(array: Any, indices: Any, axis: int) -> Any:

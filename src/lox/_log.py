@@ -75,6 +75,48 @@ def log_from(
             f"`lox.log`{at}: `{name}` must be {kind}. If it was meant as a step, give "
             f"the step another name, such as `{name}_step`."
         )
+    if isinstance(data, logdict) and (data.mask or data.steps):
+        return _log_again(source, data, tags, reduce, prefix, explicit, steps)
+    return _log_event(source, data, None, tags, reduce, prefix, explicit, steps)
+
+
+def _log_again(
+    source: Source,
+    logs: logdict,
+    tags: Any,
+    reduce: Any,
+    prefix: str,
+    explicit: bool,
+    steps: dict[str, Any],
+) -> logdict:
+    """Logs what was spooled, with the steps it has, and only if it happened."""
+    result = logdict()
+    for key in logs:
+        mask = logs.mask.get(key)
+        if mask is not None and jnp.ndim(mask):
+            raise LoxTypeError(
+                f"`lox.log` at {source} cannot log {key!r} again: some of its rows may "
+                'not have happened. Reduce it first, as by `logs.reduce("last")`.'
+            )
+        own = logs._key_steps(key)
+        own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
+        own.update(steps)
+        one = {key: logs[key]}
+        result |= _log_event(source, one, mask, tags, reduce, prefix, explicit, own)
+    return result
+
+
+def _log_event(
+    source: Source,
+    data: Mapping[str, Any],
+    mask: Any,
+    tags: Any,
+    reduce: Any,
+    prefix: str,
+    explicit: bool,
+    steps: dict[str, Any],
+) -> logdict:
+    at = f" at {source}"
     keys, trees, leaves = [], [], []
     for key, value in data.items():
         if not isinstance(key, str):
@@ -99,10 +141,13 @@ def log_from(
         source=source,
         tags=_tags(tags, at),
         explicit=explicit,
+        quiet=explicit,
+        masked=mask is not None,
         reduce=_prefixed(_reduce.check(reduce, f" of the `lox.log`{at}"), prefix),
     )
     if keys:
-        log_p.bind(*leaves, *numbers, event=event)
+        masks = [] if mask is None else [jnp.asarray(mask)]
+        log_p.bind(*leaves, *numbers, *masks, event=event)
     rest = iter(leaves)
     values = [
         tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees

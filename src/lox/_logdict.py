@@ -92,14 +92,42 @@ class logdict(dict[str, Any]):
     # --- as a dict -------------------------------------------------------------------
 
     def __setitem__(self, key: str, value: Any) -> None:
-        info = self._info.get(key)
-        new = info_of(value, False)
-        if info is None or key not in self or not self._same_axes(key, value):
-            self._info[key] = new
-            self._mask.pop(key, None)
-            for of in self._steps.values():
-                of.pop(key, None)
+        if key not in self or not self._same_axes(key, value):
+            self._forget(key)
         super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        self._info.pop(key, None)
+        self._mask.pop(key, None)
+        for of in self._steps.values():
+            of.pop(key, None)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        value = super().pop(key, *default)
+        self._forget(key)
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        key, value = super().popitem()
+        self._forget(key)
+        return key, value
+
+    def clear(self) -> None:
+        super().clear()
+        self._info, self._mask, self._steps = {}, {}, {}
 
     def _same_axes(self, key: str, value: Any) -> bool:
         old = jax.tree.leaves(self[key])
@@ -143,7 +171,7 @@ class logdict(dict[str, Any]):
 
     def _info_for(self, key: str) -> KeyInfo:
         info = self._info.get(key)
-        if info is None:  # set by `update`, `setdefault` or `|=`
+        if info is None:  # assigned by the user
             info = self._info[key] = info_of(self[key], False)
         return info
 
@@ -271,14 +299,16 @@ class logdict(dict[str, Any]):
         """
         checked = _reduce.check(reduce)
         return self._with(
-            (key, self._key(key).reduced(_reduce.choose(checked, key))) for key in self
+            (key, self._key(key).reduced(key, _reduce.choose(checked, key)))
+            for key in self
         )
 
     @property
     def slice(self) -> "_Slicer":
         """Rows by position: `logs.slice[-10:]`, `logs.slice[::100]`, `logs.slice[3]`.
 
-        Keys that were logged once, outside any loop, are not sliced.
+        Positions count the rows that happened. Keys that were logged once, outside any
+        loop, are not sliced.
         """
         return _Slicer(self)
 
@@ -358,7 +388,8 @@ class _Slicer:
                 f"`logs.slice[...]` takes an integer or a slice, not {index!r}."
             )
         logs = self._logs
-        return logs._with((key, sliced(logs._key(key), index)) for key in logs)
+        keys = ((key, sliced(key, logs._key(key), index)) for key in logs)
+        return logs._with((key, part) for key, part in keys if part is not None)
 
 
 def _rebuild(

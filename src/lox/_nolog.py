@@ -36,7 +36,7 @@ def nolog(
     """
     check_callable(fun, "nolog")
     static = Static.of(fun, static_argnums, static_argnames)
-    run = compiled(fun, "nolog", _evaluate, static)
+    run = compiled(fun, "nolog", lambda: (_evaluate, None), static)
 
     @wraps(fun, "nolog")
     def quiet(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpo
 """
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat
+from ._errors import LoxWarning
 from ._events import Event
 from ._host import callback_errors, default_sink
 
@@ -67,7 +69,7 @@ def _impl(*operands: Any, event: Event) -> list[Any]:
         sink = event.sink or default_sink
         sink(event, [to_host(x) for x in real])
         if event.sink is None:
-            callback_errors.raise_first()
+            callback_errors.raise_of(default_sink)
     return []
 
 
@@ -129,7 +131,15 @@ def _jvp(
 
 
 def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
-    del cotangents, event
+    del cotangents
+    warnings.warn_explicit(
+        f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is or goes "
+        "with a tangent, which reverse mode never computes: the event is left out. Log "
+        "it under `jax.jvp`, or log values that are no tangents apart from it.",
+        LoxWarning,
+        event.source.file,
+        event.source.line,
+    )
     return [None] * len(operands)
 
 

@@ -1,6 +1,6 @@
 """Reductions over time: what each one means, and on rows that are stacked already."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -86,56 +86,62 @@ def unmatched(checked: Any, keys: Iterable[str]) -> list[str]:
     ]
 
 
-def reduce_stacked(name: str, rows: Any, axis: int, mask: Any = None) -> Any:
+def reduce_stacked(
+    name: str, rows: Any, axis: int, lanes: int = 0, mask: Any = None
+) -> Any:
     """Reduces stacked rows along their time axis.
 
     Args:
         name: one of `NAMES`, but not `append`.
         rows: an array.
         axis: its time axis.
+        lanes: how many lane axes come after it.
         mask: which rows happened, of a shape that broadcasts to `rows`; None for all.
+            What a reduction of no rows gives is then of no meaning.
     """
     xp: Any = jnp if isinstance(rows, jax.Array) else np
     if name == "count":
-        return _count(xp, rows, axis, mask)
+        return _count(xp, rows, axis, lanes, mask)
+    if rows.shape[axis] == 0 and name in ("first", "last", "min", "max"):
+        raise LoxValueError(f"the {name} of no rows is not defined")
     if name in ("first", "last"):
         return _pick(xp, name, rows, axis, mask)
     if name in ("min", "max"):
         return _extreme(xp, name, rows, axis, mask)
     if name == "sum":
-        return xp.sum(rows, axis=axis, where=_where(mask))
-    return _MOMENTS[name](xp, _inexact(xp, rows), axis, _where(mask))
+        return xp.sum(rows, axis=axis, where=True if mask is None else mask)
+    rows = _inexact(rows)
+    if mask is None:
+        return {"mean": xp.mean, "std": xp.std, "var": xp.var}[name](rows, axis=axis)
+    return _masked_moment(xp, name, rows, axis, mask)
 
 
-_MOMENTS: dict[str, Callable[..., Any]] = {
-    "mean": lambda xp, rows, axis, where: xp.mean(rows, axis=axis, where=where),
-    "std": lambda xp, rows, axis, where: xp.std(rows, axis=axis, where=where),
-    "var": lambda xp, rows, axis, where: xp.var(rows, axis=axis, where=where),
-}
-
-
-def _where(mask: Any) -> Any:
-    return True if mask is None else mask
-
-
-def _inexact(xp: Any, rows: Any) -> Any:
+def _inexact(rows: Any) -> Any:
     if jnp.issubdtype(rows.dtype, jnp.inexact):
         return rows
     return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
 
 
-def _count(xp: Any, rows: Any, axis: int, mask: Any) -> Any:
-    shape = rows.shape[:axis]
+def _masked_moment(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
+    number = xp.maximum(xp.sum(mask, axis=axis, keepdims=True), 1).astype(rows.dtype)
+    mean = xp.sum(rows, axis=axis, keepdims=True, where=mask) / number
+    if name == "mean":
+        return xp.squeeze(mean, axis)
+    squares = xp.abs(rows - mean) ** 2
+    var = xp.sum(squares, axis=axis, where=mask) / xp.squeeze(xp.real(number), axis)
+    return xp.sqrt(var) if name == "std" else var
+
+
+def _count(xp: Any, rows: Any, axis: int, lanes: int, mask: Any) -> Any:
+    shape = rows.shape[:axis] + rows.shape[axis + 1 : axis + 1 + lanes]
     if mask is None:
         return xp.full(shape, rows.shape[axis], dtype=np.int32)
     counted = xp.sum(mask, axis=axis, dtype=np.int32)
-    return counted.reshape(counted.shape[: len(shape)])
+    return counted.reshape(shape)
 
 
 def _pick(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
     length = rows.shape[axis]
-    if length == 0:
-        raise LoxValueError(f"the {name} of no rows at all is not defined.")
     if mask is None:
         return xp.take(rows, 0 if name == "first" else length - 1, axis=axis)
     if name == "first":

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import _compat
 from ._errors import DtypeError, LoxValueError, ShapeError, StepError
 from ._events import Event, Source
 from ._key import KeyInfo
@@ -137,8 +138,8 @@ def _concatenate(key: str, parts: list[Rows]) -> Rows:
     parts = _agree(key, parts)
     if any(part.mask is not None for part in parts):
         parts = [part.with_mask() for part in parts]
-    parts = [part.with_time() for part in parts]
     parts = _agree_lanes(key, parts)
+    parts = [part.with_time() for part in parts]
 
     def concatenate(*arrays: Any) -> Any:
         return jnp.concatenate(arrays)
@@ -201,11 +202,19 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
         ]
     first = alike[0]
     # one static description for all, or JAX would see different structures
-    return [
+    alike = [
         dataclasses.replace(
             rows, source=first.source, weak=first.weak, reduce=first.reduce
         )
         for rows in alike
+    ]
+    flat = [jax.tree.flatten(rows) for rows in alike]
+    varying = [
+        frozenset().union(*(_compat.varying_axes(jax.typeof(x)) for x in column))
+        for column in zip(*(leaves for leaves, _ in flat), strict=True)
+    ]
+    return [
+        tree.unflatten(map(_compat.vary_like, leaves, varying)) for leaves, tree in flat
     ]
 
 
@@ -230,12 +239,8 @@ def _blank(model: Rows, length: int) -> Rows:
 
 
 def _zeros(like: Any, length: int) -> Any:
-    shape = (length, *like.shape[1:])
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, like)
-        zeros = jnp.zeros((length, *data.shape[1:]), data.dtype)
-        return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(like))
-    return jnp.zeros(shape, like.dtype)
+    aval = jax.typeof(like)
+    return _compat.zeros_of_aval(aval.update(shape=(length, *aval.shape[1:])))
 
 
 # --- what the rows of one key must have in common ----------------------------
@@ -331,29 +336,31 @@ def _agree_steps(part: Rows, parts: list[Rows]) -> collections.OrderedDict[str, 
 
 
 def _agree_lanes(key: str, parts: list[Rows]) -> list[Rows]:
-    """Joins rows of lane axes that differ in length along time.
+    """Joins rows of lane axes that differ in length along time, if they may be.
 
-    `lax.map(batch_size=…)` makes them when the batches do not divide its input.
+    `lax.map(batch_size=…)` makes them when its batches do not divide its input: a loop
+    over whole batches, and then the shorter rest.
     """
     sizes = [part.lane_sizes() for part in parts]
-    differing = {
-        axis
-        for axis in range(parts[0].lanes)
-        if len({lanes[axis] for lanes in sizes}) > 1
-    }
-    if not differing:
+    if len(set(sizes)) == 1:
         return parts
-    if len(differing) > 1:
+    first, last = sizes[0], sizes[-1]
+    is_rest = (
+        len(parts) == 2
+        and parts[0].lanes == 1
+        and parts[0].source == parts[1].source
+        and parts[0].stacked
+        and not parts[1].stacked
+        and last < first
+    )
+    if not is_rest:
         _raise_lanes(key, parts)
-    (axis,) = differing
 
     def flatten(x: Any) -> Any:
-        x = jnp.moveaxis(x, 1 + axis, 1)
         return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
     return [
-        dataclasses.replace(part.arrays(flatten), lanes=part.lanes - 1)
-        for part in parts
+        dataclasses.replace(part.with_time().arrays(flatten), lanes=0) for part in parts
     ]
 
 

@@ -36,6 +36,8 @@ def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
 @rule("remat2", "checkpoint")
 def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    if not eqn.outvars:  # JAX drops a checkpoint of nothing, effects and all
+        return walk(_compat.close(eqn.params["jaxpr"]), args, state)
     new, tree = walk.rebuilt(eqn.params["jaxpr"], state)
     jaxpr, consts = _compat.constants_to_inputs(new)
     front = [*consts, *jax.tree.leaves(state)]
@@ -197,6 +199,9 @@ def _alike(records: Sequence[Record]) -> bool:
                 [(leaf.shape, leaf.dtype) for leaf in rows.leaves],
                 [(name, step.shape, step.dtype) for name, step in rows.steps.items()],
                 rows.mask is None,
+                rows.weak,
+                rows.reduce,
+                [_compat.varying_axes(x) for x in jax.tree.leaves(rows)],
             )
             for key, rows in record.items()
         ]

@@ -132,7 +132,7 @@ def spool(
             outs, record, _ = walk(closed, args, ())
             return outs, _finish(record, every, reductions, prefix)
 
-        return compiled(fun, (key, outermost), evaluate, static)
+        return compiled(fun, (key, outermost), lambda: (evaluate, None), static)
 
     inner, outer = form(False), form(True)
 

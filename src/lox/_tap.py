@@ -265,31 +265,33 @@ def tap(
     static = Static.of(fun, static_argnums, static_argnames)
     key = ("tap", selection, prefix, bool(keep_logs), every, bool(ordered), batched)
 
-    def form(sink: CallbackSink, name: Any, outermost: bool) -> Any:
-        def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-            warn_unmatched(closed, selection, None, "tap")
-            tapper = _Tapper(
-                selection, keep_logs, outermost, sink, ordered, prefix, every
-            )
-            state = tapper.initial_state(closed)
-            outs, _, _ = Walk(tapper)(closed, args, state)
-            return outs, None
+    def form(name: Any, outermost: bool, make_sink: Callable[[], CallbackSink]) -> Any:
+        def build() -> tuple[Any, CallbackSink]:
+            sink = make_sink()
 
-        found = compiled(fun, (key, name), evaluate, static)
-        found.sink = found.sink or sink  # the one that is compiled in
-        return found
+            def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
+                warn_unmatched(closed, selection, None, "tap")
+                tapper = _Tapper(
+                    selection, keep_logs, outermost, sink, ordered, prefix, every
+                )
+                state = tapper.initial_state(closed)
+                outs, _, _ = Walk(tapper)(closed, args, state)
+                return outs, None
 
-    def inside() -> Any:
-        return form(CallbackSink(deliver, batched), deliver, False)
+            return evaluate, sink
+
+        return compiled(fun, (key, name), build, static)
+
+    def own_sink() -> CallbackSink:
+        return CallbackSink(deliver, batched)
 
     @wraps(fun, "tap")
     def tapped(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
-            return inside()(*args, **kwargs)[0]
-        shared = form(_SwitchSink(batched), "outermost", True)
+            return form(("inside", deliver), False, own_sink)(*args, **kwargs)[0]
+        shared = form("outermost", True, lambda: _SwitchSink(batched))
         if not shared.sink.acquire(deliver):
-            sink = CallbackSink(deliver, batched)
-            return _finished(form(sink, ("own", deliver), True), args, kwargs)
+            return _finished(form(("own", deliver), True, own_sink), args, kwargs)
         try:
             return _finished(shared, args, kwargs)
         finally:
@@ -302,9 +304,7 @@ def _finished(run: Any, args: Any, kwargs: Any) -> Any:
     """Calls, and waits for the callbacks, which may raise."""
     try:
         out = run(*args, **kwargs)[0]
-        jax.effects_barrier()
-    except BaseException:
-        callback_errors.raise_first()
-        raise
-    callback_errors.raise_first()
+        _compat.wait_for_callbacks()
+    finally:
+        callback_errors.raise_of(run.sink)
     return out

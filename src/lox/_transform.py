@@ -82,39 +82,49 @@ _MOST_KEPT = 64
 
 
 class _Cache:
-    """Compiled functions, for as long as the functions that they come from live."""
+    """Compiled functions, for as long as the functions that they come from live.
+
+    Functions are told apart by identity: objects that are equal now may differ later.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._kept: weakref.WeakKeyDictionary[
-            Any, collections.OrderedDict[Any, Any]
-        ] = weakref.WeakKeyDictionary()
+        self._kept: dict[int, tuple[Any, collections.OrderedDict[Any, Any]]] = {}
 
     def get(self, fun: Any, key: Hashable, make: Callable[[Any], Any]) -> Any:
         # a bound method is a new object each time; its parts are not
+        owner = fun.__self__ if inspect.ismethod(fun) else fun
         if inspect.ismethod(fun):
-            owner, key = fun.__self__, (fun.__func__, key)
-        else:
-            owner = fun
+            key = (fun.__func__, key)
         try:
-            hash((owner, key))
-            with self._lock:
-                kept = self._kept.setdefault(owner, collections.OrderedDict())
-                if key not in kept:
-                    kept[key] = make(_weak(fun))
-                kept.move_to_end(key)
-                if len(kept) > _MOST_KEPT:
-                    kept.popitem(last=False)
-                return kept[key]
-        except TypeError:  # neither hashable nor weakly referable: nothing to keep
+            hash(key)
+            reference = weakref.ref(owner, functools.partial(self._drop, id(owner)))
+        except TypeError:  # not hashable, or not weakly referable: nothing to keep
             return make(lambda: fun)
+        with self._lock:
+            _, kept = self._kept.setdefault(
+                id(owner), (reference, collections.OrderedDict())
+            )
+            if key not in kept:
+                kept[key] = make(_weak(fun))
+            kept.move_to_end(key)
+            if len(kept) > _MOST_KEPT:
+                kept.popitem(last=False)
+            return kept[key]
+
+    def _drop(self, number: int, reference: Any) -> None:
+        with self._lock:
+            kept = self._kept.get(number)
+            if kept is not None and kept[0] is reference:
+                del self._kept[number]
 
 
 def _weak(fun: Any) -> Callable[[], Any]:
-    # The cache must not keep alive what it is keyed by.
-    if inspect.ismethod(fun):
-        return weakref.WeakMethod(fun)
-    return weakref.ref(fun)
+    """`fun`, without keeping alive what the cache is keyed by."""
+    if not inspect.ismethod(fun):
+        return weakref.ref(fun)
+    owner, function = weakref.ref(fun.__self__), fun.__func__
+    return lambda: function.__get__(owner())
 
 
 _cache = _Cache()
@@ -124,13 +134,18 @@ class Compiled:
     """A function of the user's, traced, evaluated anew and jitted."""
 
     def __init__(
-        self, get_fun: Callable[[], Any], evaluate: Evaluate, static: Static
+        self,
+        get_fun: Callable[[], Any],
+        evaluate: Evaluate,
+        static: Static,
+        sink: Any,
     ) -> None:
         self._get_fun = get_fun
         self._evaluate = evaluate
         self._static = static
         self._mixed = False
-        self.sink: Any = None
+        # where the events go that the program delivers, if it delivers any
+        self.sink = sink
         fun = get_fun()
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -246,7 +261,14 @@ class _Static:
     def __init__(self, tree: Any, leaves: list[Any]) -> None:
         self._tree = tree
         self._leaves = leaves
-        self._hash = hash((tree, tuple(map(_hash, leaves))))
+        for leaf in leaves:
+            if leaf.__hash__ is None:
+                raise LoxTypeError(
+                    f"an argument holds {leaf!r} of type {type(leaf).__name__}, which "
+                    "is neither an array nor hashable. What is no array is static, as "
+                    "in `jax.jit`, and must be hashable: pass a tuple or a frozenset."
+                )
+        self._hash = hash((tree, *leaves))
 
     def fill(self, arrays: Sequence[Any]) -> Any:
         rest = iter(arrays)
@@ -267,21 +289,10 @@ class _Static:
 _ARRAY = object()
 
 
-def _hash(x: Any) -> int:
-    try:
-        return hash(x)
-    except TypeError:
-        return id(x)
-
-
 def _same(x: Any, y: Any) -> bool:
     if x is y:
         return True
-    try:
-        hash(x)
-        return type(x) is type(y) and bool(x == y)
-    except Exception:
-        return False
+    return type(x) is type(y) and bool(x == y)
 
 
 def _split(args: Any, kwargs: Any) -> tuple[_Static, list[Any]]:
@@ -291,11 +302,24 @@ def _split(args: Any, kwargs: Any) -> tuple[_Static, list[Any]]:
     return _Static(tree, rest), arrays
 
 
-def compiled(fun: Any, key: Hashable, evaluate: Evaluate, static: Static) -> Compiled:
-    """The compiled form of `fun` for a transformation and options named by `key`."""
+def compiled(
+    fun: Any,
+    key: Hashable,
+    build: Callable[[], tuple[Evaluate, Any]],
+    static: Static,
+) -> Compiled:
+    """The compiled form of `fun` for a transformation and options named by `key`.
+
+    Args:
+        fun: the function.
+        key: what tells this form from others of the same function.
+        build: makes the evaluation, and the sink that it delivers to, if it is new.
+        static: the static arguments.
+    """
 
     def make(get_fun: Callable[[], Any]) -> Compiled:
-        return Compiled(get_fun, evaluate, static)
+        evaluate, sink = build()
+        return Compiled(get_fun, evaluate, static, sink)
 
     return _cache.get(fun, (key, static), make)
 

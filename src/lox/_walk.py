@@ -126,7 +126,10 @@ class Walk:
                     outs: list[Any] = []
                 elif not self.wants_inside(eqn):
                     clean = _hidden_rules.get(eqn.primitive.name)
-                    changes = clean(self, eqn) if clean else {}
+                    if clean is None or _compat.rules_of_jax(eqn):
+                        changes = {}
+                    else:
+                        changes = clean(self, eqn)
                     outs = _compat.bind(eqn, ins, **changes)
                 else:
                     outs, record, state = self._rule_for(eqn)(self, eqn, ins, state)
@@ -139,8 +142,10 @@ class Walk:
 
     def wants_inside(self, eqn: Any) -> bool:
         """Whether the collector wants any event in the jaxprs of an equation."""
-        if self.collector.constant_state and eqn.primitive.name in _hidden_rules:
+        if self.collector.constant_state and has_hidden_rules(eqn):
             return True  # nobody knows yet, and only a rule can hand the state on
+        if eqn.primitive.name not in _hidden_rules and has_hidden_rules(eqn):
+            return True  # to reach the custom functions inside
         return any(self.collector.wants(event) for event in events_inside(eqn))
 
     def wants_in(self, jaxpr: Any) -> bool:
@@ -151,7 +156,8 @@ class Walk:
         found = _rules.get(eqn.primitive.name)
         if found is not None:
             return found
-        if isinstance(self.collector, Remover):
+        wanted = any(self.collector.wants(event) for event in events_inside(eqn))
+        if not wanted or isinstance(self.collector, Remover):
             return _remove_rule
         raise UnsupportedPrimitiveError(unsupported(self, eqn))
 
@@ -229,6 +235,24 @@ def events_of(jaxpr: Any) -> tuple[Event, ...]:
             else:
                 events.update(dict.fromkeys(events_inside(eqn)))
         found = _events_cache[key] = tuple(events)
+    return found
+
+
+_hidden_cache: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
+
+
+def has_hidden_rules(eqn: Any) -> bool:
+    """Whether an equation has derivative rules of the user's, at any depth."""
+    if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
+        return True
+    return any(map(_hides_rules, _compat.jaxprs_in(eqn.params)))
+
+
+def _hides_rules(jaxpr: Any) -> bool:
+    key = _compat.open_jaxpr(jaxpr)
+    found = _hidden_cache.get(key)
+    if found is None:
+        found = _hidden_cache[key] = any(map(has_hidden_rules, key.eqns))
     return found
 
 
