@@ -123,13 +123,13 @@ def test_many_lanes_are_one_host_call_an_event(monkeypatch):
     from lox._host import CallbackSink
 
     hosts = []
-    original = CallbackSink.deliver
+    original = CallbackSink.receiver
 
-    def deliver(self, event, operands):
-        hosts.append(event)
-        return original(self, event, operands)
+    def receiver(self, event):
+        receive = original(self, event)
+        return lambda *operands: hosts.append(event) or receive(*operands)
 
-    monkeypatch.setattr(CallbackSink, "deliver", deliver)
+    monkeypatch.setattr(CallbackSink, "receiver", receiver)
     calls = []
 
     def f(x):

@@ -516,9 +516,9 @@ def wait_for_callbacks() -> None:
         _quietly.waiting = False
 
 
-def at_top_level() -> bool:
-    """Whether no transformation of JAX's is under way around this call."""
-    return _trace_state_clean()
+# Whether no transformation of JAX's is under way around a call. Every call asks, so it
+# is JAX's own function.
+at_top_level: Callable[[], bool] = _trace_state_clean
 
 
 # --- callbacks ---------------------------------------------------------------
@@ -531,7 +531,7 @@ def emit_callback(
     avals: Sequence[Any],
     effect: Any,
 ) -> None:
-    """Lowers a call of `callback` on NumPy arrays, without results.
+    """Lowers a call of `callback` on NumPy arrays, which returns `()`.
 
     In a program that XLA splits over devices, it must know where the call is to run: on
     the first device, with whole values. Where only some axes of a mesh are split so,
@@ -559,7 +559,7 @@ def emit_callback(
         return
     _, token, _ = mlir.emit_python_callback(
         inner,
-        lambda *args: callback(*args) or (),
+        callback,
         None if effect is None else ctx.tokens_in.get(effect),
         list(operands),
         list(avals),

@@ -41,7 +41,9 @@ def user_source(skip: Iterable[str] = (PACKAGE,)) -> Source:
 class Sink(Protocol):
     """Where an event goes once a transformation has taken it."""
 
-    def __call__(self, event: "Event", operands: Sequence[Any]) -> None: ...
+    def receiver(self, event: "Event") -> Callable[..., tuple[()]]:
+        """What to call with the operands of an event, in NumPy."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)

@@ -4,8 +4,10 @@ Nothing here calls `jax.numpy`: a callback that touches the device can wait fore
 the very computation that it is part of.
 """
 
+import dataclasses
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ from ._logdict import logdict
 from ._settings import default_handler
 
 Callback = Callable[[logdict], Any]
-_SCALAR = jax.tree.structure(0)
+_ARRAY = jax.tree.structure(0)  # a value that is one array, and no tree of them
 
 
 class CallbackErrors:
@@ -73,35 +75,32 @@ class CallbackSink:
         # set by an exception, until it is raised: a callback that failed gets no more
         self.failed = False
         self._lock = threading.RLock()
-        self._openers: dict[Event, Callable[[Sequence[Any]], logdict]] = {}
 
-    def __call__(self, event: Event, operands: Sequence[Any]) -> None:
-        # Callbacks may come from several threads; a user's callback sees one at a time.
-        with self._lock:
-            if self.failed:
-                return
-            try:
-                self.deliver(event, operands)
-            except BaseException as error:
-                callback_errors.keep(self, error)
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        """What a program calls with the operands of an event, each time it comes by.
 
-    def deliver(self, event: Event, operands: Sequence[Any]) -> None:
-        callback = self.callback
-        if event.lanes == 0 and not event.masked:
-            opener = self._openers.get(event)
-            if opener is None:
-                opener = self._openers[event] = _opener(event)
-            callback(opener(operands))
-            return
-        logs = open_event(event, operands)
-        if self.batched:
-            logs = logs.compact()
-            if logs:
-                callback(logs)
-        else:
-            for lane in _lanes(logs, event.lanes):
-                if lane:
-                    callback(lane)
+        It may run a million times, so all that can be done once is done here.
+        """
+        lock = self._lock
+        single = not event.lanes and not event.masked
+        open_row = _row_opener(event) if single else None
+        open_lanes = _lanes_opener(event, self.batched)
+
+        def receive(*operands: Any) -> tuple[()]:
+            # Calls may come from several threads; a user's callback sees one at a time.
+            with lock:
+                if not self.failed:
+                    try:
+                        if open_row is not None:
+                            self.callback(open_row(operands))
+                        else:
+                            for logs in open_lanes(operands):
+                                self.callback(logs)
+                    except BaseException as error:
+                        callback_errors.keep(self, error)
+            return ()
+
+        return receive
 
 
 class _DefaultSink(CallbackSink):
@@ -114,13 +113,35 @@ class _DefaultSink(CallbackSink):
 default_sink = _DefaultSink()
 
 
+def _lanes_opener(
+    event: Event, batched: bool
+) -> Callable[[Sequence[Any]], Iterable[logdict]]:
+    """From the operands of an event to what the callback gets, in turn."""
+    if event.masked or batched:
+
+        def open_whole(operands: Sequence[Any]) -> list[logdict]:
+            logs = _open(event, operands)
+            opened = [logs.compact()] if batched else _lanes(logs, event.lanes)
+            return [lane for lane in opened if lane]
+
+        return open_whole
+    open_row = _row_opener(dataclasses.replace(event, lanes=0))
+
+    def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+        count = math.prod(operands[0].shape[: event.lanes])
+        flat = [x.reshape(count, *x.shape[event.lanes :]) for x in operands]
+        return map(open_row, zip(*flat, strict=True))
+
+    return open_lanes
+
+
 def _lanes(logs: logdict, depth: int) -> list[logdict]:
     if depth == 0:
         return [logs.compact()]
     return [inner for lane in logs.lanes() for inner in _lanes(lane, depth - 1)]
 
 
-def open_event(event: Event, operands: Sequence[Any]) -> logdict:
+def _open(event: Event, operands: Sequence[Any]) -> logdict:
     """The logdict of one event, with the event's lanes as leading axes."""
     parts = event.split(operands)
     data: dict[str, Any] = {}
@@ -137,24 +158,26 @@ def open_event(event: Event, operands: Sequence[Any]) -> logdict:
     return logdict._of(data, steps, mask, info)
 
 
-def _opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
-    """`open_event` for an event without lanes or mask, prepared once.
+def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
+    """`_open` for an event without lanes or mask, whose shapes do not change."""
+    if not all(tree == _ARRAY for tree in event.trees):
+        return lambda operands: _open(event, operands)
+    keys, names, count = event.keys, event.steps, len(event.keys)
+    new, update = dict.__new__, dict.update
+    info: dict[str, KeyInfo] = {}
 
-    It runs once an event, so it does as little as it can.
-    """
-    keys, names = event.keys, event.steps
-    make = logdict._of
-    known: dict[tuple[int, ...], dict[str, KeyInfo]] = {}
-    if not names and all(tree == _SCALAR for tree in event.trees):
+    def open_row(operands: Sequence[Any]) -> logdict:
+        if not info:
+            ndims = [np.ndim(x) for x in operands[:count]]
+            pairs = zip(keys, ndims, strict=True)
+            info.update((key, KeyInfo(False, 0, (ndim,))) for key, ndim in pairs)
+        logs = new(logdict)  # as `logdict._of`, at half the price
+        update(logs, zip(keys, operands))  # noqa: B905  (the steps come after)
+        logs._info = info
+        logs._mask = {}
+        logs._steps = steps = {}
+        for name, step in zip(names, operands[count:], strict=True):
+            steps[name] = dict.fromkeys(keys, step)
+        return logs
 
-        def open_arrays(operands: Sequence[Any]) -> logdict:
-            ndims = tuple([x.ndim for x in operands])
-            info = known.get(ndims)
-            if info is None:
-                pairs = zip(keys, ndims, strict=True)
-                info = {key: KeyInfo(False, 0, (ndim,)) for key, ndim in pairs}
-                known[ndims] = info
-            return make(dict(zip(keys, operands, strict=True)), {}, {}, info.copy())
-
-        return open_arrays
-    return lambda operands: open_event(event, operands)
+    return open_row

@@ -1,5 +1,6 @@
 """`logdict`: what was logged, as a dict that knows its steps and its time axis."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class logdict(dict[str, Any]):
 
     __slots__ = ("_info", "_mask", "_steps")
 
-    _info: dict[str, KeyInfo]
+    _info: dict[str, KeyInfo]  # never changed in place: logdicts share it
     _mask: dict[str, Any]
     _steps: dict[str, dict[str, Any]]
 
@@ -58,7 +59,7 @@ class logdict(dict[str, Any]):
     ) -> None:
         super().__init__(data)
         if isinstance(data, logdict) and steps is None:
-            self._info = dict(data._info)
+            self._info = data._info
             self._mask = dict(data._mask)
             self._steps = {name: dict(of) for name, of in data._steps.items()}
             return
@@ -76,7 +77,7 @@ class logdict(dict[str, Any]):
     @classmethod
     def _of(
         cls,
-        data: dict[str, Any],
+        data: dict[str, Any] | Iterable[tuple[str, Any]],
         steps: dict[str, dict[str, Any]],
         mask: dict[str, Any],
         info: dict[str, KeyInfo],
@@ -101,7 +102,7 @@ class logdict(dict[str, Any]):
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        self._info.pop(key, None)
+        self._info = {k: info for k, info in self._info.items() if k != key}
         self._mask.pop(key, None)
         for of in self._steps.values():
             of.pop(key, None)
@@ -172,7 +173,8 @@ class logdict(dict[str, Any]):
     def _info_for(self, key: str) -> KeyInfo:
         info = self._info.get(key)
         if info is None:  # assigned by the user
-            info = self._info[key] = info_of(self[key], False)
+            info = info_of(self[key], False)
+            self._info = {**self._info, key: info}
         return info
 
     def __getattr__(self, name: str) -> dict[str, Any]:
@@ -404,14 +406,23 @@ def _rebuild(
 # --- as a pytree -------------------------------------------------------------
 
 
-def _layout(logs: logdict) -> tuple[Any, ...]:
+class _Layout(tuple[Any, ...]):
+    """All of a logdict but its arrays; a tuple, which JAX compares at no cost."""
+
+    @functools.cached_property
+    def info(self) -> dict[str, KeyInfo]:
+        keys, _, _, infos = self
+        return dict(zip(keys, infos, strict=True))
+
+
+def _layout(logs: logdict) -> _Layout:
     keys = tuple(logs)
     steps = tuple(
         (name, tuple(key for key in of if key in logs))
         for name, of in logs._steps.items()
     )
     masks = tuple(key for key in logs._mask if key in logs)
-    return keys, steps, masks, tuple(logs._info_for(key) for key in keys)
+    return _Layout((keys, steps, masks, tuple(logs._info_for(key) for key in keys)))
 
 
 def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
@@ -437,13 +448,15 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
     return list(zip(paths, _children(logs, layout), strict=True)), layout
 
 
-def _unflatten(layout: tuple[Any, ...], children: Iterable[Any]) -> logdict:
-    keys, steps, masks, infos = layout
+def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
+    keys, steps, masks, _ = layout
+    if not steps and not masks:  # on the way of every eager call
+        return logdict._of(zip(keys, children), {}, {}, layout.info)  # noqa: B905
     rest = iter(children)
     data = {key: next(rest) for key in keys}
     step_values = {name: {key: next(rest) for key in of} for name, of in steps}
     mask = {key: next(rest) for key in masks}
-    return logdict._of(data, step_values, mask, dict(zip(keys, infos, strict=True)))
+    return logdict._of(data, step_values, mask, layout.info)
 
 
 jax.tree_util.register_pytree_with_keys(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from . import _custom_rules, _rules  # noqa: F401  (registers the rules)
-from ._transform import Static, check_callable, compiled, wraps
+from ._transform import Static, Transformed, check_callable, compiled
 from ._walk import Remover, Walk
 
 P = ParamSpec("P")
@@ -37,12 +37,15 @@ def nolog(
     check_callable(fun, "nolog")
     static = Static.of(fun, static_argnums, static_argnames)
     run = compiled(fun, "nolog", lambda: (_evaluate, None), static)
+    return _Nolog(fun, run)
 
-    @wraps(fun, "nolog")
-    def quiet(*args: Any, **kwargs: Any) -> Any:
-        return run(*args, **kwargs)[0]
 
-    return quiet
+class _Nolog(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forms(*args, **kwargs)[0]
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:

@@ -67,7 +67,7 @@ def _impl(*operands: Any, event: Event) -> list[Any]:
     if not event.quiet:
         real = operands[: len(operands) - event.anchors]
         sink = event.sink or default_sink
-        sink(event, [to_host(x) for x in real])
+        sink.receiver(event)(*map(to_host, real))
         if event.sink is None:
             callback_errors.raise_of(default_sink)
     return []
@@ -91,12 +91,8 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     count = len(operands) - event.anchors
     operands = operands[:count]
     avals = [_compat.physical_aval(aval) for aval in ctx.avals_in[:count]]
-
-    def callback(*values: Any) -> None:
-        sink(event, values)
-
     effect = ORDERED_LOG_EFFECT if event.ordered else None
-    _compat.emit_callback(ctx, callback, operands, avals, effect)
+    _compat.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
     return []
 
 

@@ -58,7 +58,8 @@ class Rows:
     def with_time(self) -> "Rows":
         if self.stacked:
             return self
-        return dataclasses.replace(self.arrays(lambda x: x[None]), stacked=True)
+        rows = self.arrays(lambda x: jax.lax.expand_dims(x, (0,)))
+        return dataclasses.replace(rows, stacked=True)
 
     def merge_time(self) -> "Rows":
         """Rows of a loop's iterations, `(steps, *time, …)`, in one time axis."""

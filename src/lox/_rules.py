@@ -55,7 +55,9 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
     def body(state: State, *args: Any) -> Any:
         outs, record, state = walk(old, args, state)
-        return state, outs[:carry], outs[carry:], record
+        # Rows come before what is stacked already, as they would by hand: a derivative
+        # puts its residuals last, and XLA's schedule depends on the order.
+        return state, outs[:carry], record, outs[carry:]
 
     new, tree = walk.rebuilt(old, state, body, at=consts)
     leaves = jax.tree.leaves(state)
@@ -70,7 +72,7 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         args[forwarded[i]] if i in forwarded else next(results)
         for i in range(tree.num_leaves)
     ]
-    state, last, stacked, record = tree.unflatten(outs)
+    state, last, record, stacked = tree.unflatten(outs)
     if eqn.params["reverse"]:  # rows come in the order of execution
         record = _map(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
     record = _map(record, Rows.merge_time)

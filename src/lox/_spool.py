@@ -11,7 +11,14 @@ from ._events import Event, Selection
 from ._logdict import logdict
 from ._rows import Record, Rows, rows_of, to_logdict
 from ._take import Taker, check_interval, check_prefix, is_outermost, warn_unmatched
-from ._transform import Static, check_callable, compiled, wraps
+from ._transform import (
+    Compiled,
+    Static,
+    Transformed,
+    check_callable,
+    compiled,
+    remembered,
+)
 from ._walk import State, Walk
 
 P = ParamSpec("P")
@@ -105,27 +112,57 @@ def spool(
         >>> lox.spool(g)(jnp.arange(3))[1]
         {'x': [0.0, 1.0, 2.0]}
     """
-    options = {
-        "argnames": argnames,
-        "tags": tags,
-        "keep_logs": keep_logs,
-        "interval": interval,
-        "reduce": reduce,
-        "prefix": prefix,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-    }
     if fun is None:
-        return lambda fun: spool(fun, **options)
+        return lambda fun: spool(
+            fun,
+            argnames,
+            tags,
+            keep_logs,
+            interval,
+            reduce,
+            prefix,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+    options = (
+        argnames,
+        tags,
+        keep_logs,
+        interval,
+        type(interval),  # True equals 1, but is no interval
+        reduce,
+        prefix,
+        static_argnums,
+        static_argnames,
+    )
+    return _Spool(fun, remembered(fun, options, _forms))
+
+
+class _Spool(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner, outer = self._forms
+        if not is_outermost():
+            return inner(*args, **kwargs)
+        result, logs = outer(*args, **kwargs)
+        # on the host, nobody sees rows that did not happen
+        return result, logs.compact() if logs._mask else logs
+
+
+def _forms(fun: Any, options: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
+    """The function as it is inside another transformation, and outermost."""
+    argnames, tags, keep_logs, interval, _, reduce, prefix, *static_args = options
     check_callable(fun, "spool")
     selection = Selection.of(argnames, tags)
     every = check_interval(interval, "spool")
     reductions = _reduce.check(reduce, " of `lox.spool`")
     check_prefix(prefix, "spool")
-    static = Static.of(fun, static_argnums, static_argnames)
+    static = Static.of(fun, *static_args)
     key = ("spool", selection, bool(keep_logs), every, reductions, prefix)
 
-    def form(outermost: bool) -> Any:
+    def form(outermost: bool) -> Compiled:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], logdict]:
             warn_unmatched(closed, selection, reductions, "spool")
             walk = Walk(_Spooler(selection, keep_logs, outermost))
@@ -134,17 +171,7 @@ def spool(
 
         return compiled(fun, (key, outermost), lambda: (evaluate, None), static)
 
-    inner, outer = form(False), form(True)
-
-    @wraps(fun, "spool")
-    def spooled(*args: Any, **kwargs: Any) -> Any:
-        if not is_outermost():
-            return inner(*args, **kwargs)
-        result, logs = outer(*args, **kwargs)
-        # on the host, nobody sees rows that did not happen
-        return result, logs.compact() if logs._mask else logs
-
-    return spooled
+    return form(False), form(True)
 
 
 def _finish(

@@ -63,8 +63,7 @@ class Taker:
         raise NotImplementedError
 
 
-def is_outermost() -> bool:
-    return _compat.at_top_level()
+is_outermost = _compat.at_top_level
 
 
 def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) -> None:

@@ -17,7 +17,7 @@ from ._primitive import log_p
 from ._rows import Record
 from ._settings import default_handler
 from ._take import Taker, check_interval, check_prefix, is_outermost, warn_unmatched
-from ._transform import Static, check_callable, compiled, wraps
+from ._transform import Static, Transformed, check_callable, compiled
 from ._walk import State, Walk, events_of
 
 P = ParamSpec("P")
@@ -285,8 +285,7 @@ def tap(
     def own_sink() -> CallbackSink:
         return CallbackSink(deliver, batched)
 
-    @wraps(fun, "tap")
-    def tapped(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
             return form(("inside", deliver), False, own_sink)(*args, **kwargs)[0]
         shared = form("outermost", True, lambda: _SwitchSink(batched))
@@ -297,7 +296,15 @@ def tap(
         finally:
             shared.sink.release()
 
-    return tapped
+    return _Tap(fun, call)
+
+
+class _Tap(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forms(*args, **kwargs)
 
 
 def _finished(run: Any, args: Any, kwargs: Any) -> Any:

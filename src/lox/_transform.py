@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -92,6 +93,13 @@ class _Cache:
         self._kept: dict[int, tuple[Any, collections.OrderedDict[Any, Any]]] = {}
 
     def get(self, fun: Any, key: Hashable, make: Callable[[Any], Any]) -> Any:
+        """What is kept for a function and a key, or `make` of a way to the function."""
+        entry = self._kept.get(id(fun))
+        if entry is not None and entry[0]() is fun:  # the fast way, without the lock
+            try:
+                return entry[1][key]
+            except (KeyError, TypeError):
+                pass
         # a bound method is a new object each time; its parts are not
         owner = fun.__self__ if inspect.ismethod(fun) else fun
         if inspect.ismethod(fun):
@@ -107,9 +115,8 @@ class _Cache:
             )
             if key not in kept:
                 kept[key] = make(_weak(fun))
-            kept.move_to_end(key)
-            if len(kept) > _MOST_KEPT:
-                kept.popitem(last=False)
+                if len(kept) > _MOST_KEPT:
+                    kept.popitem(last=False)
             return kept[key]
 
     def _drop(self, number: int, reference: Any) -> None:
@@ -128,6 +135,7 @@ def _weak(fun: Any) -> Callable[[], Any]:
 
 
 _cache = _Cache()
+_shortcuts = _Cache()
 
 
 class Compiled:
@@ -166,19 +174,21 @@ class Compiled:
         self._jitted_mixed = jax.jit(call_mixed, inline=True, static_argnums=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, added = self._call(args, kwargs)
-        if type(result) is _Partial:
-            result = result.fill()
-        return result, added
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._mixed:
+        if self._mixed:
+            result, added = self._call_mixed(args, kwargs)
+        else:
             try:
-                return self._jitted(*args, **kwargs)
+                result, added = self._jitted(*args, **kwargs)
             except TypeError:
                 if self._static or not _has_static(args, kwargs):
                     raise
                 self._mixed = True
+                result, added = self._call_mixed(args, kwargs)
+        if type(result) is _Partial:
+            result = result.fill()
+        return result, added
+
+    def _call_mixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         static, arrays = _split(args, kwargs)
         return self._jitted_mixed(static, arrays)
 
@@ -333,14 +343,34 @@ def check_callable(fun: Any, name: str) -> None:
         )
 
 
-def wraps(fun: Any, name: str) -> Callable[[Any], Any]:
-    """`functools.wraps` for any callable."""
+def remembered(fun: Any, options: Any, make: Callable[[Any, Any], Any]) -> Any:
+    """`make(fun, options)`, or what it gave before; it must not hold `fun`.
 
-    def decorate(wrapper: Any) -> Any:
-        try:
-            functools.update_wrapper(wrapper, fun)
-        except (AttributeError, TypeError):
-            wrapper.__name__ = name
-        return wrapper
+    This is on the way of every call of a transformation that is written anew each time,
+    so it takes the options as they are, and checks nothing.
+    """
+    return _shortcuts.get(fun, options, lambda _: make(fun, options))
 
-    return decorate
+
+# What a transformation gives back. It is no closure in `functools.wraps`, because
+# making one takes a fifth of a call, and `lox.spool(f)(x)` makes one each time.
+class Transformed:
+    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_forms")
+
+    def __init__(self, fun: Any, forms: Any) -> None:
+        self.__wrapped__ = fun
+        self._forms = forms
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<lox.{type(self).__name__[1:].lower()} of {self.__wrapped__!r}>"
+
+    __doc__ = property(lambda self: self.__wrapped__.__doc__)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)

@@ -10,7 +10,7 @@ shardings and custom derivatives stay what they were.
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,7 @@ class Walk:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last_use = _last_uses(jaxpr)
+        places = _contents_of(jaxpr).places
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, _compat.Literal) else env[atom]
@@ -124,12 +125,11 @@ class Walk:
                     else:
                         log_p.bind(*ins, event=event)
                     outs: list[Any] = []
+                elif i not in places:
+                    outs = _compat.bind(eqn, ins)
                 elif not self.wants_inside(eqn):
                     clean = _hidden_rules.get(eqn.primitive.name)
-                    if clean is None or _compat.rules_of_jax(eqn):
-                        changes = {}
-                    else:
-                        changes = clean(self, eqn)
+                    changes = clean(self, eqn) if clean else {}
                     outs = _compat.bind(eqn, ins, **changes)
                 else:
                     outs, record, state = self._rule_for(eqn)(self, eqn, ins, state)
@@ -215,9 +215,36 @@ def unsupported(walk: Walk, eqn: Any) -> str:
 # --- which events are where --------------------------------------------------
 
 
-_events_cache: "weakref.WeakKeyDictionary[Any, tuple[Event, ...]]" = (
-    weakref.WeakKeyDictionary()
-)
+class _Contents(NamedTuple):
+    """What is known of a jaxpr, found once and kept as long as it lives."""
+
+    events: tuple[Event, ...]
+    hides_rules: bool
+    # the equations with either inside; all others are bound as they are
+    places: frozenset[int]
+
+
+_contents: "weakref.WeakKeyDictionary[Any, _Contents]" = weakref.WeakKeyDictionary()
+
+
+def _contents_of(jaxpr: Any) -> _Contents:
+    key = _compat.open_jaxpr(jaxpr)
+    found = _contents.get(key)
+    if found is None:
+        events: dict[Event, None] = {}
+        places = set()
+        hides_rules = False
+        for i, eqn in enumerate(key.eqns):
+            is_log = eqn.primitive is log_p
+            inside = (eqn.params["event"],) if is_log else events_inside(eqn)
+            events.update(dict.fromkeys(inside))
+            hides = has_hidden_rules(eqn)
+            hides_rules |= hides
+            if inside or hides:
+                places.add(i)
+        found = _Contents(tuple(events), hides_rules, frozenset(places))
+        _contents[key] = found
+    return found
 
 
 def events_of(jaxpr: Any) -> tuple[Event, ...]:
@@ -225,35 +252,16 @@ def events_of(jaxpr: Any) -> tuple[Event, ...]:
 
     Effects are not enough to tell: some primitives do not pass them on.
     """
-    key = _compat.open_jaxpr(jaxpr)
-    found = _events_cache.get(key)
-    if found is None:
-        events: dict[Event, None] = {}
-        for eqn in key.eqns:
-            if eqn.primitive is log_p:
-                events[eqn.params["event"]] = None
-            else:
-                events.update(dict.fromkeys(events_inside(eqn)))
-        found = _events_cache[key] = tuple(events)
-    return found
-
-
-_hidden_cache: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
+    return _contents_of(jaxpr).events
 
 
 def has_hidden_rules(eqn: Any) -> bool:
     """Whether an equation has derivative rules of the user's, at any depth."""
     if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
         return True
-    return any(map(_hides_rules, _compat.jaxprs_in(eqn.params)))
-
-
-def _hides_rules(jaxpr: Any) -> bool:
-    key = _compat.open_jaxpr(jaxpr)
-    found = _hidden_cache.get(key)
-    if found is None:
-        found = _hidden_cache[key] = any(map(has_hidden_rules, key.eqns))
-    return found
+    return any(
+        _contents_of(jaxpr).hides_rules for jaxpr in _compat.jaxprs_in(eqn.params)
+    )
 
 
 def events_inside(eqn: Any) -> tuple[Event, ...]:
