@@ -82,20 +82,21 @@ class CallbackSink:
         It may run a million times, so all that can be done once is done here.
         """
         lock = self._lock
-        single = not event.lanes and not event.masked
-        open_row = _row_opener(event) if single else None
-        open_lanes = _lanes_opener(event, self.batched)
+        if event.lanes or event.masked:
+            open_lanes = _lanes_opener(event, self.batched)
+        else:
+            open_row = _row_opener(event)
+
+            def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+                return (open_row(operands),)
 
         def receive(*operands: Any) -> tuple[()]:
             # Calls may come from several threads; a user's callback sees one at a time.
             with lock:
                 if not self.failed:
                     try:
-                        if open_row is not None:
-                            self.callback(open_row(operands))
-                        else:
-                            for logs in open_lanes(operands):
-                                self.callback(logs)
+                        for logs in open_lanes(operands):
+                            self.callback(logs)
                     except BaseException as error:
                         callback_errors.keep(self, error)
             return ()
@@ -163,21 +164,28 @@ def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
     if not all(tree == _ARRAY for tree in event.trees):
         return lambda operands: _open(event, operands)
     keys, names, count = event.keys, event.steps, len(event.keys)
-    new, update = dict.__new__, dict.update
+    new, put, update = dict.__new__, dict.__setitem__, dict.update
+    (first, *others) = keys
     info: dict[str, KeyInfo] = {}
+    nothing: dict[str, Any] = {}
 
     def open_row(operands: Sequence[Any]) -> logdict:
-        if not info:
-            ndims = [np.ndim(x) for x in operands[:count]]
-            pairs = zip(keys, ndims, strict=True)
-            info.update((key, KeyInfo(False, 0, (ndim,))) for key, ndim in pairs)
-        logs = new(logdict)  # as `logdict._of`, at half the price
-        update(logs, zip(keys, operands))  # noqa: B905  (the steps come after)
-        logs._info = info
-        logs._mask = {}
-        logs._steps = steps = {}
-        for name, step in zip(names, operands[count:], strict=True):
-            steps[name] = dict.fromkeys(keys, step)
+        # as `logdict._of`, at half the price
+        logs = new(logdict)
+        if others:
+            update(logs, zip(keys, operands))  # noqa: B905  (the steps come after)
+        else:
+            put(logs, first, operands[0])
+        logs._info = info or describe(operands)
+        logs._mask = logs._steps = nothing
+        if names:
+            steps = zip(names, operands[count:], strict=True)
+            logs._steps = {name: dict.fromkeys(keys, step) for name, step in steps}
         return logs
+
+    def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
+        for key, x in zip(keys, operands[:count], strict=True):
+            info[key] = KeyInfo(False, 0, (np.ndim(x),))
+        return info
 
     return open_row

@@ -47,7 +47,8 @@ class logdict(dict[str, Any]):
 
     __slots__ = ("_info", "_mask", "_steps")
 
-    _info: dict[str, KeyInfo]  # never changed in place: logdicts share it
+    # never changed in place: logdicts share them
+    _info: dict[str, KeyInfo]
     _mask: dict[str, Any]
     _steps: dict[str, dict[str, Any]]
 
@@ -59,9 +60,8 @@ class logdict(dict[str, Any]):
     ) -> None:
         super().__init__(data)
         if isinstance(data, logdict) and steps is None:
-            self._info = data._info
-            self._mask = dict(data._mask)
-            self._steps = {name: dict(of) for name, of in data._steps.items()}
+            self._info, self._mask = data._info, data._mask
+            self._steps = data._steps
             return
         if isinstance(stacked, bool):
             names = set(self) if stacked else set()
@@ -102,10 +102,9 @@ class logdict(dict[str, Any]):
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        self._info = {k: info for k, info in self._info.items() if k != key}
-        self._mask.pop(key, None)
-        for of in self._steps.values():
-            of.pop(key, None)
+        self._info = _less(self._info, key)
+        self._mask = _less(self._mask, key)
+        self._steps = {name: _less(of, key) for name, of in self._steps.items()}
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
@@ -394,6 +393,10 @@ class _Slicer:
         return logs._with((key, part) for key, part in keys if part is not None)
 
 
+def _less(of: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: value for k, value in of.items() if k != key} if key in of else of
+
+
 def _rebuild(
     data: dict[str, Any],
     steps: dict[str, dict[str, Any]],
@@ -404,6 +407,10 @@ def _rebuild(
 
 
 # --- as a pytree -------------------------------------------------------------
+
+
+_new, _update = dict.__new__, dict.update
+_NOTHING: dict[str, Any] = {}
 
 
 class _Layout(tuple[Any, ...]):
@@ -451,7 +458,11 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
     keys, steps, masks, _ = layout
     if not steps and not masks:  # on the way of every eager call
-        return logdict._of(zip(keys, children), {}, {}, layout.info)  # noqa: B905
+        logs = _new(logdict)
+        _update(logs, zip(keys, children))  # noqa: B905
+        logs._steps = logs._mask = _NOTHING
+        logs._info = layout.info
+        return logs
     rest = iter(children)
     data = {key: next(rest) for key in keys}
     step_values = {name: {key: next(rest) for key in of} for name, of in steps}

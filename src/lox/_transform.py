@@ -92,14 +92,21 @@ class _Cache:
         self._lock = threading.RLock()
         self._kept: dict[int, tuple[Any, collections.OrderedDict[Any, Any]]] = {}
 
+    def find(self, fun: Any, key: Any) -> Any:
+        """What is kept, or None; the fast way, without the lock."""
+        entry = self._kept.get(id(fun))
+        if entry is None or entry[0]() is not fun:
+            return None
+        try:
+            return entry[1].get(key)
+        except TypeError:  # a key that is not hashable
+            return None
+
     def get(self, fun: Any, key: Hashable, make: Callable[[Any], Any]) -> Any:
         """What is kept for a function and a key, or `make` of a way to the function."""
-        entry = self._kept.get(id(fun))
-        if entry is not None and entry[0]() is fun:  # the fast way, without the lock
-            try:
-                return entry[1][key]
-            except (KeyError, TypeError):
-                pass
+        found = self.find(fun, key)
+        if found is not None:
+            return found
         # a bound method is a new object each time; its parts are not
         owner = fun.__self__ if inspect.ismethod(fun) else fun
         if inspect.ismethod(fun):
@@ -151,6 +158,7 @@ class Compiled:
         self._get_fun = get_fun
         self._evaluate = evaluate
         self._static = static
+        # whether arguments or results may hold what is no array; such calls take longer
         self._mixed = False
         # where the events go that the program delivers, if it delivers any
         self.sink = sink
@@ -349,7 +357,10 @@ def remembered(fun: Any, options: Any, make: Callable[[Any, Any], Any]) -> Any:
     This is on the way of every call of a transformation that is written anew each time,
     so it takes the options as they are, and checks nothing.
     """
-    return _shortcuts.get(fun, options, lambda _: make(fun, options))
+    found = _shortcuts.find(fun, options)
+    if found is None:
+        found = _shortcuts.get(fun, options, lambda _: make(fun, options))
+    return found
 
 
 # What a transformation gives back. It is no closure in `functools.wraps`, because
