@@ -218,6 +218,8 @@ def test_reduce_by_key_and_append():
     assert logs["a"] == 6 and logs["t"]["v"].shape == (3, 2)
     assert logs["once"].tolist() == [1]
     assert logs_of().reduce("replace")["a"] == 3
+    with pytest.warns(lox.LoxWarning, match="'los', but these logs have 'once', 'a'"):
+        logs_of().reduce({"los": "max"})
     with pytest.raises(lox.LoxValueError, match="'avg'; the known ones are"):
         logs_of().reduce("avg")
 
@@ -289,16 +291,38 @@ def test_ragged_lanes_keep_a_mask_until_they_are_taken_apart():
 
 def test_to_pandas():
     frame = logs_of().filter(["a"]).to_pandas()
-    assert list(frame.columns) == ["row", "step", "a"] and frame["a"].tolist() == [
-        1,
-        2,
-        3,
-    ]
+    assert list(frame.columns) == ["step", "a"] and frame["a"].tolist() == [1, 2, 3]
     frame = batched().filter(["a", "once"]).to_pandas()
-    assert len(frame) == 6 and frame["once"].tolist() == [1] * 3 + [10] * 3
+    assert len(frame) == 6 and frame["a"].tolist() == [1, 2, 3, 10, 11, 12]
     assert lox.logdict().to_pandas().empty
     whole = logs_of().to_pandas()
     assert len(whole) == 3 and whole["t['v']"][1].tolist() == [1, 1]
+    assert whole["once"].tolist() == [1, 1, 1]
+
+
+def test_to_pandas_joins_by_step_and_keeps_other_steps_apart():
+    def f(x):
+        def step(c, i):
+            lox.log({"loss": i * 10.0}, step=i)
+            lax.cond(i % 2 == 1, lambda: lox.log({"eval": i}, step=i) and None, nothing)
+            lox.log({"other": i}, epoch=i)
+            lox.log({"bare": i})
+            return c, None
+
+        return lax.scan(step, x, jnp.arange(4))[0]
+
+    frame = lox.spool(f)(1)[1].to_pandas()
+    steps = frame[frame["step"].notna()]
+    assert steps["loss"].tolist() == [0, 10, 20, 30]
+    assert steps["eval"].tolist()[1::2] == [1, 3] and steps["eval"].isna().sum() == 2
+    assert steps[["other", "bare"]].isna().all().all()
+    assert frame["epoch"].dropna().tolist() == [0, 1, 2, 3] and len(frame) == 12
+    named = lox.logdict({"step": np.ones(2)}, {"step": {"step": np.arange(2)}}, True)
+    assert list(named.to_pandas().columns) == ["step", "step.value"]
+
+
+def nothing():
+    return None
 
 
 def test_to_xarray():
@@ -307,18 +331,17 @@ def test_to_xarray():
     assert data["t['v']"].shape == (2, 3, 2) and data["once"].dims == ("lane_0",)
 
 
-def test_plot_draws_a_line_a_lane():
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+def test_plot_draws_a_line_a_lane(tmp_path):
     figure = batched().plot("a")
     (axes,) = figure.axes
     assert len(axes.lines) == 2 and axes.get_xlabel() == "step"
     assert axes.lines[1].get_ydata().tolist() == [10, 11, 12]
-    pyplot.close(figure)
-    with pytest.raises(ValueError, match="nothing to draw"):
+    figure.savefig(tmp_path / "figure.png")
+    with pytest.raises(lox.LoxValueError, match="cannot draw 'los'.*'once', 'a'"):
+        logs_of().plot("los")
+    with pytest.raises(lox.LoxValueError, match="'a' has no step 'stp'.*'step'"):
+        logs_of().plot("a", x="stp")
+    with pytest.raises(lox.LoxValueError, match="cannot draw nothing"):
         lox.logdict({"x": 1}).plot()
 
 
@@ -328,7 +351,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
     for module, extra, use in (
         ("pandas", "pandas", lox.logdict.to_pandas),
         ("xarray", "xarray", lox.logdict.to_xarray),
-        ("matplotlib.pyplot", "plot", lox.logdict.plot),
+        ("matplotlib.figure", "plot", lox.logdict.plot),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=rf"pip install 'jax-lox\[{extra}\]'"):
@@ -340,3 +363,7 @@ def test_the_html_form_has_a_row_a_key_and_escapes():
     assert "&lt;b&gt;" in html and "<polyline" in html and "<b>" not in html
     nan = lox.logdict({"n": np.array([np.nan, np.inf])}, stacked=True)._repr_html_()
     assert "polyline" not in nan
+    values = np.zeros(1000)
+    values[501] = 9
+    spike = lox.logdict({"s": np.append(values, np.nan)}, stacked=True)._repr_html_()
+    assert "0 to 9 (1 not finite)" in spike and ",2.0" in spike

@@ -95,12 +95,15 @@ def test_argnames_are_names_or_patterns():
 def test_tags_are_strict_and_explicit_events_must_be_asked_for():
     assert keys(tags="metric") == {"loss", "aux"}
     assert keys(tags=["slow", "setup"]) == {"grad", "start"}
-    assert keys(tags=["none"]) == set()
     assert keys(tags="debug", argnames="loss") == set()
+    with pytest.warns(lox.LoxWarning, match="`tags` .*'metrc'.*there are 'setup'"):
+        assert keys(tags=["metrc"]) == set()
 
 
 def test_names_that_match_nothing_are_reported_at_the_users_line():
-    with pytest.warns(lox.LoxWarning, match=r"'lss'.*it logs 'start', 'loss'") as seen:
+    with pytest.warns(
+        lox.LoxWarning, match=r"'lss'.*there are 'start', 'loss'"
+    ) as seen:
         lox.spool(train, argnames=["lss", "loss"])(XS)
     assert seen[0].filename == __file__
     with pytest.warns(lox.LoxWarning, match="`reduce` of `lox.spool` has 'lss'"):
@@ -279,8 +282,31 @@ def test_decorators_with_and_without_options():
         lox.log({"x": x})
         return x
 
+    @lox.nolog(static_argnames="n")
+    def quiet(x, n=1):
+        for _ in range(n):
+            lox.log({"x": x})
+        return x
+
+    assert quiet(1, n=2) == 1
+    assert repr(f).startswith("<lox.spool of <function ")
     assert f(1)[1] == {"x": 1} and g(1)[1] == {"p/x": 1} and h(1) == 1
     assert (f.__name__, h.__name__, h.__doc__) == ("f", "h", "The docstring.")
+
+
+def test_errors_name_the_users_own_function_and_argument():
+    def f(x, steps):
+        return x + sum(range(steps))
+
+    with pytest.raises(TypeError, match=r"steps") as caught:
+        lox.spool(f)(1.0, 3)
+    assert "test_spool.py" in str(caught.value)
+    inner = jax.jit(f, static_argnums=1)
+    with pytest.raises(
+        lox.LoxTypeError, match="f has static arguments.*static_argnums"
+    ):
+        lox.spool(inner)(1.0, 3)
+    assert lox.spool(inner, static_argnums=1)(1.0, 3)[0] == 4
 
 
 # --- caching -----------------------------------------------------------------

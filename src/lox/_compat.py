@@ -46,6 +46,18 @@ Literal = jex.Literal
 Primitive = jex.Primitive
 JaxprEqn = Any
 
+
+def hide_frames(directory: str) -> None:
+    """Leaves our own frames out of tracebacks, as JAX leaves out its own."""
+    try:
+        from jax._src.traceback_util import register_exclusion
+    except ImportError:
+        return
+    register_exclusion(directory)
+
+
+hide_frames(os.path.dirname(os.path.abspath(__file__)))
+
 # --- effects -----------------------------------------------------------------
 
 

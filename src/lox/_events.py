@@ -163,6 +163,11 @@ class Selection:
             if not any(matches(key, pattern) for key in seen)
         ]
 
+    def unmatched_tags(self, events: Iterable[Event]) -> list[str]:
+        """Those of `tags` that no event has."""
+        known = {tag for event in events for tag in event.tags}
+        return [tag for tag in self.tags or () if tag not in known]
+
 
 def matches(key: str, pattern: str) -> bool:
     return key == pattern or fnmatch.fnmatchcase(key, pattern)

@@ -36,10 +36,13 @@ class KeyInfo(NamedTuple):
         return axis
 
 
-def info_of(value: Any, stacked: bool) -> KeyInfo:
+def info_of(value: Any, stacked: bool, key: str = "") -> KeyInfo:
     ndims = tuple(np.ndim(leaf) - stacked for leaf in jax.tree.leaves(value))
     if any(ndim < 0 for ndim in ndims):
-        raise LoxValueError("a stacked value needs a leading time axis.")
+        raise LoxValueError(
+            f"{key!r} is to be stacked, but holds a number without a time axis. A list "
+            "is a pytree of its items: pass an array."
+        )
     return KeyInfo(stacked, 0, ndims)
 
 

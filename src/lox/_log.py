@@ -165,8 +165,7 @@ def _array(x: Any, key: str, at: str) -> Any:
     if not is_array(x):
         raise LoxTypeError(
             f"`lox.log`{at} got {_describe(x)} for {key!r}; values are arrays, numbers "
-            "or pytrees of these. Strings and other objects belong into a logger's "
-            "config, or into `tags`."
+            "or pytrees of these. A name that tells events apart can go into `tags`."
         )
     try:
         return jnp.asarray(x)

@@ -1,7 +1,7 @@
 """`lox.nolog`: the same function without its logs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from . import _custom_rules, _rules  # noqa: F401  (registers the rules)
 from ._transform import Static, Transformed, check_callable, compiled
@@ -11,18 +11,27 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@overload
 def nolog(
-    fun: Callable[P, T],
-    *,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
-) -> Callable[P, T]:
+    fun: Callable[P, T], *, static_argnums: Any = None, static_argnames: Any = None
+) -> Callable[P, T]: ...
+
+
+@overload
+def nolog(
+    fun: None = None, *, static_argnums: Any = None, static_argnames: Any = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def nolog(
+    fun: Any = None, *, static_argnums: Any = None, static_argnames: Any = None
+) -> Any:
     """Removes every `lox.log` from `fun`.
 
     What is compiled is the program without logs.
 
     Args:
-        fun: the function.
+        fun: the function; without one, a decorator with these options is returned.
         static_argnums: which arguments are static, as in `jax.jit`.
         static_argnames: the same, by name.
 
@@ -34,6 +43,10 @@ def nolog(
         >>> int(quiet(1))
         2
     """
+    if fun is None:
+        return lambda fun: nolog(
+            fun, static_argnums=static_argnums, static_argnames=static_argnames
+        )
     check_callable(fun, "nolog")
     static = Static.of(fun, static_argnums, static_argnames)
     run = compiled(fun, "nolog", lambda: (_evaluate, None), static)

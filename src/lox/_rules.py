@@ -144,11 +144,12 @@ def _strong(x: Any) -> Any:
 
 def _unbounded(walk: Walk, eqn: Any) -> str:
     events = [event for event in events_inside(eqn) if walk.collector.wants(event)]
-    keys = ", ".join(dict.fromkeys(repr(key) for e in events for key in e.keys))
+    places = {key: event.source for event in reversed(events) for key in event.keys}
+    keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
     return (
-        f"`lox.spool` cannot stack {keys}, logged at {events[0].source}: the "
-        "`while_loop` around it has no static length. Stream it with `lox.tap`, remove "
-        "it with `lox.nolog`, or use `lax.scan` or `lax.fori_loop` with static bounds."
+        f"`lox.spool` cannot stack {keys}: the `while_loop` around it has no static "
+        "length. Stream it with `lox.tap`, remove it with `lox.nolog`, or use "
+        "`lax.scan` or `lax.fori_loop` with static bounds."
     )
 
 

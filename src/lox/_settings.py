@@ -55,7 +55,9 @@ def default_handler() -> Handler:
     global _handler
     if _handler is None:
         with _lock:
-            _handler = _resolve(os.environ.get("LOX_DEFAULT", "print"), "`LOX_DEFAULT`")
+            _handler = _resolve(
+                os.environ.get("LOX_DEFAULT") or "print", "`LOX_DEFAULT`"
+            )
     return _handler
 
 

@@ -70,18 +70,20 @@ def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) ->
     """Warns of names that no event of the program has."""
     events = [event for event in events_of(closed) if event.sink is None]
     keys = list(dict.fromkeys(key for event in events for key in event.keys))
+    tags = dict.fromkeys(tag for event in events for tag in event.tags)
     _warn(name, "argnames", selection.unmatched(keys), keys)
+    _warn(name, "tags", selection.unmatched_tags(events), tags)
     _warn(name, "reduce", _reduce.unmatched(reduce, keys), keys)
 
 
-def _warn(name: str, what: str, missing: list[str], keys: Iterable[str]) -> None:
+def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
     if not missing:
         return
-    known = ", ".join(map(repr, keys)) or "nothing"
+    known = ", ".join(map(repr, known_names)) or "nothing"
     source = user_source((PACKAGE, _JAX))
     warnings.warn_explicit(
         f"`{what}` of `lox.{name}` has {', '.join(map(repr, missing))}, which no "
-        f"`lox.log` in the function matches; it logs {known}.",
+        f"`lox.log` in the function matches; there are {known}.",
         LoxWarning,
         source.file,
         source.line,

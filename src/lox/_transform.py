@@ -203,30 +203,61 @@ class Compiled:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Traces the user's function and evaluates what it logs."""
         fun = self._get_fun()
+        shape: list[Any] = []
+
+        def arrays_of(out: Any) -> list[Any]:
+            leaves, tree = jax.tree.flatten(out)
+            # results that are no arrays (a string, a function) pass through
+            static = {i: x for i, x in enumerate(leaves) if not is_array(x)}
+            shape.append((tree, static))
+            return [x for x in leaves if is_array(x)]
+
         leaves, tree = jax.tree.flatten(self._static.hide(args, kwargs))
         traced = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        arrays = [leaves[i] for i in traced]
 
-        def flat(*arrays: Any) -> Any:
+        @_named_like(fun)
+        def plain(*args: Any, **kwargs: Any) -> list[Any]:
+            return arrays_of(fun(*args, **kwargs))
+
+        @_named_like(fun)
+        def mixed(*arrays: Any) -> list[Any]:
             filled = [x.value if type(x) is _Hidden else x for x in leaves]
             for i, array in zip(traced, arrays, strict=True):
                 filled[i] = array
             inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
-            out = fun(*inner_args, **inner_kwargs)
-            out_leaves, out_tree = jax.tree.flatten(out)
-            # results that are no arrays (a string, a function) pass through
-            results = {i: x for i, x in enumerate(out_leaves) if not is_array(x)}
-            shape.append((out_tree, results))
-            return [x for x in out_leaves if is_array(x)]
+            return arrays_of(fun(*inner_args, **inner_kwargs))
 
-        shape: list[Any] = []
-        _name_after(flat, fun)
-        arrays = [leaves[i] for i in traced]
-        closed = jax.make_jaxpr(flat)(*arrays)
+        try:
+            if len(arrays) == len(leaves):  # then JAX's errors name the arguments
+                closed = jax.make_jaxpr(plain)(*args, **kwargs)
+            else:
+                closed = jax.make_jaxpr(mixed)(*arrays)
+        except ValueError as error:
+            if "static arguments" not in str(error):
+                raise
+            raise LoxTypeError(
+                f"{getattr(fun, '__name__', fun)} has static arguments of its own, "
+                "which lox traces: name them to lox too, with `static_argnums` or "
+                "`static_argnames`."
+            ) from error
         outs, added = self._evaluate(closed, arrays)
-        out_tree, results = shape[-1]
-        if results:
-            return _Partial(outs, (out_tree, results)), added
+        out_tree, static = shape[-1]
+        if static:
+            return _Partial(outs, (out_tree, static)), added
         return jax.tree.unflatten(out_tree, outs), added
+
+
+def _named_like(fun: Any) -> Callable[[Any], Any]:
+    """`functools.wraps`, as far as `fun` has what it wants."""
+
+    def decorate(function: Any) -> Any:
+        try:
+            return functools.wraps(fun)(function)
+        except (AttributeError, TypeError):
+            return function
+
+    return decorate
 
 
 @jax.tree_util.register_pytree_node_class
