@@ -448,6 +448,14 @@ def _rule_table(name: str) -> Any:
     return tables[name]
 
 
+def anchor_aval(x: Any) -> Any:
+    """A number, in the mesh of `x`."""
+    replicated = jax.sharding.NamedSharding(
+        x.sharding.mesh, jax.sharding.PartitionSpec()
+    )
+    return jax.core.ShapedArray((), np.dtype("int32"), sharding=replicated)
+
+
 def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
     """`closed` over one more leading axis, on every output."""
     from jax._src.interpreters import batching as batching_internal

@@ -12,7 +12,7 @@ import jax
 from . import _compat
 from ._compat import SymbolicZero
 from ._errors import UnsupportedPrimitiveError
-from ._rows import Record
+from ._rows import Record, outline
 from ._walk import (
     Remover,
     State,
@@ -113,12 +113,11 @@ def _evaluate_rule(
     outs, record, after = walk(jaxpr, ins, before)
     _, body_record, _ = body_tree.unflatten(body.out_avals)
     rest = jax.tree.leaves((record, after))
-    wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(body_record)]
-    found = [(x.shape, x.dtype) for x in jax.tree.leaves(record)]
-    if list(record) == list(body_record) and found == wanted:
+    if outline(record) == outline(body_record):
         return outs, rest
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
-    return outs, _compat.evaluate(body, body_args)[results:]
+    # what the rule leaves for others it has left already
+    return outs, _compat.evaluate(without_events(body), body_args)[results:]
 
 
 def _cleaned_bwd(walk: Walk, eqn: Any, state: State = None) -> Any:

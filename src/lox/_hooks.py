@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from . import _compat
 from ._errors import UnsupportedPrimitiveError
-from ._events import Event
+from ._events import Event, Source
 from ._primitive import log_p
 from ._rows import Record
-from ._walk import State, Walk, as_array, events_of
+from ._walk import State, Walk, as_array, events_inside, events_of
 
 
 class _Rewriter:
@@ -65,6 +65,9 @@ class _Guard(_Rewriter):
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
+        if not event.keys:
+            log_p.bind(*operands, event=event)
+            return Record(), state
         parts = event.split(operands)
         lanes = jnp.shape(parts.values[0][0])[: event.lanes]
         active = jnp.broadcast_to(state, lanes)
@@ -91,10 +94,11 @@ def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _still_anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For partial evaluation, which also sees scans that are not differentiated."""
 
-    def wrapped(*args: Any, **params: Any) -> Any:
+    def wrapped(trace: Any, *tracers: Any, **params: Any) -> Any:
         if _loose_events(params["jaxpr"]):
-            params["jaxpr"] = _anchored(params)
-        return rule(*args, **params)
+            unknown = [not _compat.known(tracer) for tracer in tracers]
+            params["jaxpr"] = _anchored(params, unknown)
+        return rule(trace, *tracers, **params)
 
     return wrapped
 
@@ -104,7 +108,7 @@ def _still_anchored_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapped(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
         if _loose_events(eqn.params["jaxpr"]):
-            params = {**eqn.params, "jaxpr": _anchored(eqn.params)}
+            params = {**eqn.params, "jaxpr": _anchored(eqn.params, unknown)}
             eqn = eqn.replace(params=params)
         return rule(saveable, unknown, instantiated, eqn)
 
@@ -115,82 +119,79 @@ def _loose_events(jaxpr: Any) -> bool:
     return any(event.anchors == 0 for event in events_of(jaxpr))
 
 
-def _anchored(params: dict[str, Any]) -> Any:
+def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> Any:
     old = params["jaxpr"]
     consts, _, _ = _compat.scan_sizes(params, len(old.in_avals))
-    changing = _changing_input(old.in_avals, consts)
+    changing = _changing_input(old.in_avals, consts, unknown)
     if changing is None:
         event = events_of(old)[0]
         raise UnsupportedPrimitiveError(
             f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in a "
-            "`scan` without a carry and without inputs, which JAX moves out of the "
-            "loop when it is differentiated. Scan over `jnp.arange(length)` instead "
-            "of `None`."
+            "`scan` without a carry and without inputs that change, which JAX moves "
+            "out of the loop when it is differentiated. Scan over "
+            "`jnp.arange(length)` instead of `None`."
         )
     walk = Walk(_Anchor())
 
     def body(_: Any, *args: Any) -> list[Any]:
-        outs, _, anchor = walk(old, args, _small(args[changing]))
-        if outs and _logs_deep(old):
-            outs[0] = tie_p.bind(as_array(outs[0]), anchor)
+        outs, _, anchor = walk(old, args, anchor_p.bind(as_array(args[changing])))
+        if _logs_deep(old):
+            log_p.bind(anchor, event=_KEEP)
         return outs
 
     return walk.rebuilt(old, (), body)[0]
 
 
-def _changing_input(avals: Sequence[Any], consts: int) -> int | None:
-    """The smallest input of a scan's body that is no constant."""
+def _changing_input(
+    avals: Sequence[Any], consts: int, unknown: Sequence[bool]
+) -> int | None:
+    """An input of a scan's body that is no constant: a known one, and a small one."""
     sizes = {
-        i: aval.size
+        i: (bool(unknown) and unknown[i], aval.size)
         for i, aval in enumerate(avals)
         if i >= consts and hasattr(aval, "dtype") and aval.size
     }
     return min(sizes, key=lambda i: sizes[i]) if sizes else None
 
 
-def _small(x: Any) -> Any:
-    """One number of an array: what is carried through inner loops should be small."""
-    x = jax.lax.stop_gradient(as_array(x))
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    if not _compat.is_split(jax.typeof(x)):
-        for _ in range(x.ndim):
-            x = jax.lax.index_in_dim(x, 0, keepdims=False)
-    return jax.lax.convert_element_type(x, x.dtype)
+# Something that depends on a value, and is nothing in the compiled program.
+anchor_p: Any = _compat.Primitive("lox_anchor")
+anchor_p.def_impl(lambda x: jnp.int32(0))
+anchor_p.def_abstract_eval(_compat.anchor_aval)
+_compat.register_lowering(
+    anchor_p, _compat.mlir.lower_fun(lambda x: jnp.int32(0), multiple_results=False)
+)
+_compat.ad.primitive_transposes[anchor_p] = lambda ct, x: [None]
+_compat.batching.primitive_batchers[anchor_p] = lambda args, dims: (
+    anchor_p.bind(*args),
+    None,
+)
+
+
+def _anchor_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    del tangents
+    anchor = anchor_p.bind(*primals)
+    return anchor, _compat.ad.Zero(jax.typeof(anchor).to_tangent_aval())
+
+
+_compat.ad.primitive_jvps[anchor_p] = _anchor_jvp
 
 
 def _logs_deep(jaxpr: Any) -> bool:
-    """Whether an event is in an equation that JAX forgets if nobody uses its results.
+    """Whether an event is inside an equation, and not only in the body itself.
 
-    Partial evaluation keeps the effects of a scan, a jit and an event itself alive, but
-    not those of a conditional or a checkpoint.
+    Partial evaluation keeps an event alive, but not always an equation that has one
+    inside, if nobody uses its results.
     """
-    for eqn in _compat.open_jaxpr(jaxpr).eqns:
-        inside = list(_compat.jaxprs_in(eqn.params))
-        if not any(events_of(inner) for inner in inside):
-            continue
-        if eqn.primitive.name not in ("scan", "jit", "pjit"):
-            return True
-        if any(map(_logs_deep, inside)):
-            return True
-    return False
+    return any(
+        eqn.primitive is not log_p and events_inside(eqn)
+        for eqn in _compat.open_jaxpr(jaxpr).eqns
+    )
 
 
-# Its first operand, which then depends on the second: the anchor that comes out of a
-# loop's body. It keeps what made the anchor, and is nothing in the compiled program.
-tie_p: Any = _compat.Primitive("lox_tie")
-tie_p.def_impl(lambda x, anchor: x)
-tie_p.def_abstract_eval(lambda x, anchor: x)
-_compat.register_lowering(tie_p, lambda ctx, x, anchor: [x])
-_compat.ad.primitive_jvps[tie_p] = lambda primals, tangents: (
-    tie_p.bind(*primals),
-    tangents[0],
-)
-_compat.ad.primitive_transposes[tie_p] = lambda ct, x, anchor: [ct, None]
-_compat.batching.primitive_batchers[tie_p] = lambda args, dims: (
-    tie_p.bind(*args),
-    dims[0],
-)
+# An event of nothing, which only needs the anchor that comes out of a loop's body, and
+# so keeps what that went through.
+_KEEP = Event((), (), (), Source("<lox>", 0), anchors=1, quiet=True)
 
 
 # --- vmap of cond ------------------------------------------------------------
@@ -319,15 +320,15 @@ def _once_while(rule: Callable[..., Any]) -> Callable[..., Any]:
         unknown = [not _compat.known(tracer) for tracer in tracers]
         if not _loop_events(params) or not any(unknown) or all(unknown):
             return rule(trace, *tracers, **params)
-        known_events, other_events = _events_by_knowledge(params, unknown)
-        if other_events:
-            # an event needs what is not known yet: the loop stays in one piece
+        known, others = _events_by_knowledge(params, unknown)
+        if known & others:  # a function that is called twice: the loop stays whole
             return trace.default_process_primitive(_compat.while_p, tracers, params)
-        # JAX runs the loop for the known values, and again for all. The events get a
-        # run of their own, of which nothing else is used.
-        values = [_compat.known_value(tracer) for tracer in tracers]
-        _compat.while_p.bind(*values, **params)
-        return rule(trace, *tracers, **_without(params, known_events))
+        if known:
+            # JAX runs the loop for the known values, and again for all. These events
+            # get a run of their own, of which nothing else is used.
+            values = [_compat.known_value(tracer) for tracer in tracers]
+            _compat.while_p.bind(*values, **_without(params, others))
+        return rule(trace, *tracers, **_without(params, known))
 
     return wrapped
 
@@ -342,8 +343,7 @@ def _once_while_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
         known, staged, *rest = result
         if known is None or staged is None:
             return result
-        events, _ = _events_by_knowledge(eqn.params, unknown)
-        params = _without(staged.params, events)
+        params = _without(staged.params, _loop_events(known.params))
         effects = {
             effect
             for name in ("cond_jaxpr", "body_jaxpr")
@@ -361,20 +361,18 @@ def _loop_events(params: dict[str, Any]) -> set[Event]:
 def _events_by_knowledge(
     params: dict[str, Any], unknown: Sequence[bool]
 ) -> tuple[set[Event], set[Event]]:
-    """The events of a loop that need known values only, and the others."""
+    """The events of a loop that need known values only, and those that need more."""
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = unknown[:cond_consts], unknown[cond_consts:][:body_consts]
     carry = list(unknown[cond_consts + body_consts :])
     while True:
-        known, _, out = _compat.known_part(
-            params["body_jaxpr"], [*of_body, *carry], carry
-        )
-        if out == carry:
+        body = _compat.known_part(params["body_jaxpr"], [*of_body, *carry], carry)
+        if body[2] == carry:
             break
-        carry = [a or b for a, b in zip(carry, out, strict=True)]
-    cond, _, _ = _compat.known_part(params["cond_jaxpr"], [*of_cond, *carry], False)
-    found = {*events_of(known), *events_of(cond)}
-    return found, _loop_events(params) - found
+        carry = [a or b for a, b in zip(carry, body[2], strict=True)]
+    cond = _compat.known_part(params["cond_jaxpr"], [*of_cond, *carry], False)
+    known, others = ({*events_of(body[i]), *events_of(cond[i])} for i in range(2))
+    return known, others
 
 
 def _without(params: dict[str, Any], events: set[Event]) -> dict[str, Any]:

@@ -123,6 +123,31 @@ def _ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, A
     return collections.OrderedDict(pairs)
 
 
+def outline(record: Record) -> Any:
+    """All of a record but its values and its lines, to tell whether two are alike."""
+    return [
+        (
+            key,
+            rows.tree,
+            rows.stacked,
+            rows.lanes,
+            rows.weak,
+            rows.reduce,
+            list(rows.steps),
+            rows.mask is None,
+            [
+                (x.shape, x.dtype, _compat.varying_axes(x))
+                for x in map(_type_of, jax.tree.leaves(rows))
+            ],
+        )
+        for key, rows in record.items()
+    ]
+
+
+def _type_of(x: Any) -> Any:
+    return x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x)
+
+
 def join(records: Sequence[Record]) -> Record:
     """The rows of parts of a program that run one after the other."""
     parts: dict[str, list[Rows]] = {}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from . import _compat
 from ._errors import UnboundedLoopError
-from ._rows import Record, Rows, unify
+from ._rows import Record, Rows, outline, unify
 from ._walk import State, Walk, events_inside, rule
 
 Result = tuple[list[Any], Record, State]
@@ -160,7 +160,9 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
     if not _alike(records):
         traced = [
-            walk.rebuilt(branch, state, _padded(walk, branch, i, records), key="padded")
+            walk.rebuilt(
+                branch, state, _padded(walk, branch, i, records), key=(i, branches)
+            )
             for i, branch in enumerate(branches)
         ]
     index, *operands = args
@@ -172,7 +174,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     return traced[0][1].unflatten(outs)
 
 
-def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
+def _pad(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
     def fun(state: State, *args: Any) -> Any:
         outs, record, state = walk(branch, args, state)
         others = [
@@ -191,24 +193,6 @@ def _stand_in(rows: Rows) -> Rows:
 
 def _alike(records: Sequence[Record]) -> bool:
     """Whether branches give the very same outputs, so that nothing needs a mask."""
-
-    def outline(record: Record) -> Any:
-        return [
-            (
-                key,
-                rows.tree,
-                rows.stacked,
-                rows.lanes,
-                [(leaf.shape, leaf.dtype) for leaf in rows.leaves],
-                [(name, step.shape, step.dtype) for name, step in rows.steps.items()],
-                rows.mask is None,
-                rows.weak,
-                rows.reduce,
-                [_compat.varying_axes(x) for x in jax.tree.leaves(rows)],
-            )
-            for key, rows in record.items()
-        ]
-
     first, *others = map(outline, records)
     return all(other == first for other in others)
 

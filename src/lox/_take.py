@@ -35,6 +35,8 @@ class Taker:
     def wants(self, event: Event) -> bool:
         if event.sink is not None:
             return False
+        if not event.keys:  # it held others in a loop, which they are about to leave
+            return True
         return not event.quiet or self._outermost or self._selects(event)
 
     def _selects(self, event: Event) -> bool:
