@@ -174,7 +174,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     return traced[0][1].unflatten(outs)
 
 
-def _pad(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
+def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
     def fun(state: State, *args: Any) -> Any:
         outs, record, state = walk(branch, args, state)
         others = [
