@@ -6,6 +6,7 @@ import threading
 import time
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -132,6 +133,76 @@ def test_a_while_loop_in_a_differentiated_scan():
     assert len(calls) == 6 and calls == tapped(f, 0.7)
 
 
+def test_a_loop_in_a_while_loop_that_is_recomputed_logs_once():
+    def w(x):
+        def inner(i, y):
+            log(a=y)
+            return y * 0.5
+
+        def body(c):
+            return lax.fori_loop(0, 2, inner, c[0]), c[1] + 1
+
+        return lax.while_loop(lambda c: c[1] < 2, body, (x, 0))[0]
+
+    g = jax.grad(jax.checkpoint(lambda x: x * w(lax.stop_gradient(x))))
+    assert tapped(w, 0.7) == tapped(g, 0.7) and len(tapped(w, 0.7)) == 4
+
+
+def until(v):
+    def body(k):
+        log(k=k)
+        return k + 1.0
+
+    return lax.while_loop(lambda k: k < v, body, 0.0)
+
+
+def test_a_loop_with_lanes_of_its_own_inside_others():
+    def f(x):
+        def body(c, _):
+            return jnp.sin(c) + 0 * jax.vmap(until)(lax.stop_gradient(c)), None
+
+        return lax.scan(body, x, None, length=2)[0].sum()
+
+    x = jnp.array([1.0, 2.0])
+    assert len(tapped(f, x)) == len(tapped(jax.grad(f), x)) == 5
+
+    def h(x):
+        return lax.while_loop(
+            lambda c: c.sum() < 5, lambda c: jax.vmap(until)(c) + 1, x
+        )
+
+    alone = len(tapped(h, jnp.ones(2)))
+    assert len(tapped(jax.vmap(h), jnp.ones((2, 2)))) == 2 * alone
+
+
+def test_a_branch_that_two_conditionals_share():
+    def branch(key):
+        def fun(x):
+            lox.log({key: x})
+            return x
+
+        return fun
+
+    g, h, shared = branch("g"), branch("h"), lambda x: x
+
+    def f(x):
+        lax.cond(x > 0, g, shared, x)
+        return lax.cond(x > 0, h, shared, x + 1)
+
+    assert lox.spool(f)(1.0)[1] == {"g": 1.0, "h": 2.0}
+
+
+def test_forward_mode_of_a_scan_without_inputs():
+    def f(w):
+        def body(_, __):
+            log(lr=0.5)
+            return None, w * 2
+
+        return lax.scan(body, None, None, length=3)[1].sum()
+
+    assert len(tapped(lambda w: jax.jvp(f, (w,), (1.0,)), 1.0)) == 3
+
+
 # --- lanes -------------------------------------------------------------------
 
 
@@ -235,6 +306,36 @@ def test_a_logged_tangent_that_reverse_mode_never_computes_is_reported():
     assert logs == {"x": 3.0, "dx": 1.0}
     with pytest.warns(lox.LoxWarning, match=r"'x', 'dx', logged at .*tangent"):
         assert lox.spool(jax.grad(f))(3.0) == (6.0, {})
+
+
+def test_a_rule_that_logs_the_same_keys_with_other_steps():
+    @jax.custom_vjp
+    def f(x):
+        lox.log({"k": x}, step=3)
+        return x * 2
+
+    def fwd(x):
+        lox.log({"k": x * 10}, other=7)
+        return x * 2, None
+
+    f.defvjp(fwd, lambda _, ct: (ct * 2,))
+    _, logs = jax.grad(lox.spool(f), has_aux=True)(1.0)
+    assert logs == {"k": 1.0} and logs.step["k"] == 3
+
+
+def test_custom_vmap_in_a_branch_that_logs():
+    double = jax.custom_batching.custom_vmap(lambda x: x * 2)
+    double.def_vmap(lambda n, b, x: (x * 2, b[0]))
+
+    def f(x):
+        def yes(x):
+            log(x=x)
+            return double(x)
+
+        return lax.cond(x > 0, yes, lambda x: x, x)
+
+    assert len(tapped(jax.vmap(f), jnp.array([1.0, -1.0]))) == 1
+    assert jax.vmap(lox.nolog(f))(jnp.array([1.0, -1.0])).tolist() == [2, -1]
 
 
 # --- branches ----------------------------------------------------------------

@@ -473,6 +473,16 @@ def batched_outputs(
     return batching_internal.batch_jaxpr(closed, axis_data, list(batched), False)[1]
 
 
+def broadcast_lanes(x: Any, axis_data: Any) -> Any:
+    """`x` in every lane, split over the mesh as the lanes are."""
+    mesh_axis = getattr(axis_data, "explicit_mesh_axis", None)
+    if mesh_axis is None:
+        return jax.numpy.broadcast_to(x, (axis_data.size, *x.shape))
+    from jax._src.interpreters import batching as batching_internal
+
+    return batching_internal.broadcast(x, axis_data.size, 0, mesh_axis)
+
+
 def lane_aval(axis_data: Any, dim: Any, aval: Any) -> Any:
     """The type that one lane has of a batched value."""
     from jax._src import core
@@ -757,3 +767,10 @@ def changed_equation(
 
     new.expand = expand
     return lambda *args: bind(eqn, args, _prim=new)
+
+
+def trace_context() -> Any:
+    """What JAX's own caches of traces go by, beside the types."""
+    from jax._src import config
+
+    return config.trace_context()

@@ -226,7 +226,7 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     more = len(new.out_avals) - len(old.out_avals)
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
-        if more:
+        if more > len(leaves):
             raise UnsupportedPrimitiveError(
                 f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
                 "that logs: use the transformation after `jax.vmap`, not before it.)"
@@ -237,7 +237,10 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
         outs, out_batched = call(
             axis_size, inner(batched[front:]), *inner(flat[front:])
         )
-        return jax.tree.leaves(outs), jax.tree.leaves(out_batched)
+        return (
+            [*jax.tree.leaves(outs), *flat[:front]],
+            [*jax.tree.leaves(out_batched), *batched[:front]],
+        )
 
     outs = _compat.bind(
         eqn,

@@ -73,6 +73,8 @@ class Event:
     sink: Sink | None = None
     # whether the sink gets it in program order
     ordered: bool = False
+    # which of the events in a loop that JAX takes apart this is (see _hooks)
+    site: int = 0
 
     def __repr__(self) -> str:  # as it shows in a jaxpr
         return f"{', '.join((*self.keys, *self.steps))} at {self.source}"

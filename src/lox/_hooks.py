@@ -14,8 +14,12 @@ only on equations that log, and leaves everything else to JAX's rule, unread.
   Its events are kept in one of the two runs.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -68,6 +72,12 @@ class _Guard(_Rewriter):
         if not event.keys:
             log_p.bind(*operands, event=event)
             return Record(), state
+        if state is None:
+            raise UnsupportedPrimitiveError(
+                f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in "
+                "the `def_vmap` rule of a function in a branch or loop that differs "
+                "between lanes. Log it in the function itself, or outside of it."
+            )
         parts = event.split(operands)
         lanes = jnp.shape(parts.values[0][0])[: event.lanes]
         active = jnp.broadcast_to(state, lanes)
@@ -81,10 +91,21 @@ class _Guard(_Rewriter):
 
 
 def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """For the rules that differentiate."""
+    """For the rule that linearizes."""
 
     def wrapped(*args: Any, **params: Any) -> Any:
         if events_of(params["jaxpr"]):
+            params["jaxpr"] = _anchored(params)
+        return rule(*args, **params)
+
+    return wrapped
+
+
+def _anchored_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For forward mode, which hoists nothing itself, but may come before what does."""
+
+    def wrapped(*args: Any, **params: Any) -> Any:
+        if events_of(params["jaxpr"]) and _changing(params) is not None:
             params["jaxpr"] = _anchored(params)
         return rule(*args, **params)
 
@@ -121,8 +142,7 @@ def _loose_events(jaxpr: Any) -> bool:
 
 def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> Any:
     old = params["jaxpr"]
-    consts, _, _ = _compat.scan_sizes(params, len(old.in_avals))
-    changing = _changing_input(old.in_avals, consts, unknown)
+    changing = _changing(params, unknown)
     if changing is None:
         event = events_of(old)[0]
         raise UnsupportedPrimitiveError(
@@ -142,16 +162,12 @@ def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> Any:
     return walk.rebuilt(old, (), body)[0]
 
 
-def _changing_input(
-    avals: Sequence[Any], consts: int, unknown: Sequence[bool]
-) -> int | None:
-    """An input of a scan's body that is no constant: a known one, and a small one."""
-    sizes = {
-        i: (bool(unknown) and unknown[i], aval.size)
-        for i, aval in enumerate(avals)
-        if i >= consts and hasattr(aval, "dtype") and aval.size
-    }
-    return min(sizes, key=lambda i: sizes[i]) if sizes else None
+def _changing(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | None:
+    """An input of a scan's body that is no constant; a known one, if there is one."""
+    avals = params["jaxpr"].in_avals
+    consts, _, _ = _compat.scan_sizes(params, len(avals))
+    found = [i for i in range(consts, len(avals)) if hasattr(avals[i], "dtype")]
+    return min(found, key=lambda i: bool(unknown) and unknown[i], default=None)
 
 
 # Something that depends on a value, and is nothing in the compiled program.
@@ -219,7 +235,25 @@ def _guarded_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+# What was made of a jaxpr, as long as that lives: JAX's own caches go by identity.
+_made: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
+
+
+def _remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
+    kept = _made.setdefault(jaxpr, {})
+    key = (key, _compat.trace_context())
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
+
+
 def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
+    return _remembered(
+        branch, (i, index_aval), lambda: _new_guarded_branch(branch, i, index_aval)
+    )
+
+
+def _new_guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
     walk = Walk(_Guard())
 
     def fun(index: Any, *args: Any) -> list[Any]:
@@ -246,6 +280,26 @@ def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _silent(jaxpr: Any) -> Any:
+    """The same without its events, which do not matter to what is batched."""
+
+    def make() -> Any:
+        return Walk(_All()).rebuilt(jaxpr, ())[0]
+
+    return _remembered(jaxpr, "silent", make) if events_of(jaxpr) else jaxpr
+
+
+class _All(_Rewriter):
+    """Removes every event."""
+
+    constant_state = False
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        return Record(), state
+
+
 def _batched_predicate(
     axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
 ) -> bool:
@@ -254,13 +308,13 @@ def _batched_predicate(
     of_cond, of_body = batched[:cond_consts], batched[cond_consts:][:body_consts]
     carry = batched[cond_consts + body_consts :]
     while True:
-        body = params["body_jaxpr"]
+        body = _silent(params["body_jaxpr"])
         out = _compat.batched_outputs(body, axis_data, [*of_body, *carry])
         joined = [a or b for a, b in zip(carry, out, strict=True)]
         if joined == carry:
             break
         carry = joined
-    cond = params["cond_jaxpr"]
+    cond = _silent(params["cond_jaxpr"])
     return _compat.batched_outputs(cond, axis_data, [*of_cond, *carry])[0]
 
 
@@ -301,8 +355,16 @@ def _guarded_loop(
         **params,
         "cond_nconsts": 0,
         "body_nconsts": consts,
-        "cond_jaxpr": _compat.trace(lambda go, *_: go, carry_avals, cond)[0],
-        "body_jaxpr": _compat.trace(new_body, [*const_avals, *carry_avals], body)[0],
+        **_remembered(
+            body,
+            (weakref.ref(cond), cond_consts, body_consts),
+            lambda: {
+                "cond_jaxpr": _compat.trace(lambda go, *_: go, carry_avals, cond)[0],
+                "body_jaxpr": _compat.trace(
+                    new_body, [*const_avals, *carry_avals], body
+                )[0],
+            },
+        ),
     }
     new_args = [*args[:consts], go, *args[consts:]]
     new_dims = [*dims[:consts], 0, *dims[consts:]]
@@ -320,12 +382,12 @@ def _once_while(rule: Callable[..., Any]) -> Callable[..., Any]:
         unknown = [not _compat.known(tracer) for tracer in tracers]
         if not _loop_events(params) or not any(unknown) or all(unknown):
             return rule(trace, *tracers, **params)
-        known, others = _events_by_knowledge(params, unknown)
-        if known & others:  # a function that is called twice: the loop stays whole
-            return trace.default_process_primitive(_compat.while_p, tracers, params)
+        params = _numbered(params)
+        with _numbers_kept():
+            known, others = _events_by_knowledge(params, unknown)
+        # JAX runs the loop for the known values, and again for all. The events get a
+        # run of their own, of which nothing else is used.
         if known:
-            # JAX runs the loop for the known values, and again for all. These events
-            # get a run of their own, of which nothing else is used.
             values = [_compat.known_value(tracer) for tracer in tracers]
             _compat.while_p.bind(*values, **_without(params, others))
         return rule(trace, *tracers, **_without(params, known))
@@ -337,21 +399,62 @@ def _once_while_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The same for `checkpoint`, whose rule gives the two runs as equations."""
 
     def wrapped(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
-        result = rule(saveable, unknown, instantiated, eqn)
         if not _loop_events(eqn.params):
-            return result
-        known, staged, *rest = result
-        if known is None or staged is None:
-            return result
-        params = _without(staged.params, _loop_events(known.params))
-        effects = {
-            effect
-            for name in ("cond_jaxpr", "body_jaxpr")
-            for effect in params[name].effects
-        }
-        return (known, staged.replace(params=params, effects=effects), *rest)
+            return rule(saveable, unknown, instantiated, eqn)
+        eqn = eqn.replace(params=_numbered(eqn.params))
+        with _numbers_kept():
+            known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
+        if known is not None and staged is not None:
+            sites = {event.site for event in _loop_events(known.params)}
+            params = _without(staged.params, sites)
+            effects = {
+                effect
+                for name in ("cond_jaxpr", "body_jaxpr")
+                for effect in params[name].effects
+            }
+            staged = staged.replace(params=params, effects=effects)
+        return (known, staged, *rest)
 
     return wrapped
+
+
+class _Number(_Rewriter):
+    """Gives every event a number of its own."""
+
+    constant_state = False
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        log_p.bind(*operands, event=dataclasses.replace(event, site=next(self._count)))
+        return Record(), state
+
+
+_numbers = threading.local()
+
+
+@contextlib.contextmanager
+def _numbers_kept() -> Iterator[None]:
+    """Loops inside a loop that is being taken apart have their numbers already."""
+    before = getattr(_numbers, "kept", False)
+    _numbers.kept = True
+    try:
+        yield
+    finally:
+        _numbers.kept = before
+
+
+def _numbered(params: dict[str, Any]) -> dict[str, Any]:
+    if getattr(_numbers, "kept", False):
+        return params
+    # a function that is called twice has events in two places, so that nothing of it
+    # may be remembered
+    walk = Walk(_Number(), remember=False)
+    names = ("cond_jaxpr", "body_jaxpr")
+    return {**params, **{name: walk.rebuilt(params[name], ())[0] for name in names}}
 
 
 def _loop_events(params: dict[str, Any]) -> set[Event]:
@@ -360,24 +463,26 @@ def _loop_events(params: dict[str, Any]) -> set[Event]:
 
 def _events_by_knowledge(
     params: dict[str, Any], unknown: Sequence[bool]
-) -> tuple[set[Event], set[Event]]:
-    """The events of a loop that need known values only, and those that need more."""
+) -> tuple[set[int], set[int]]:
+    """The sites in a loop that need known values only, and the others."""
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = unknown[:cond_consts], unknown[cond_consts:][:body_consts]
     carry = list(unknown[cond_consts + body_consts :])
     while True:
-        body = _compat.known_part(params["body_jaxpr"], [*of_body, *carry], carry)
-        if body[2] == carry:
+        known, _, out = _compat.known_part(
+            params["body_jaxpr"], [*of_body, *carry], carry
+        )
+        if out == carry:
             break
-        carry = [a or b for a, b in zip(carry, body[2], strict=True)]
-    cond = _compat.known_part(params["cond_jaxpr"], [*of_cond, *carry], False)
-    known, others = ({*events_of(body[i]), *events_of(cond[i])} for i in range(2))
-    return known, others
+        carry = [a or b for a, b in zip(carry, out, strict=True)]
+    cond, _, _ = _compat.known_part(params["cond_jaxpr"], [*of_cond, *carry], False)
+    found = {event.site for event in (*events_of(known), *events_of(cond))}
+    return found, {event.site for event in _loop_events(params)} - found
 
 
-def _without(params: dict[str, Any], events: set[Event]) -> dict[str, Any]:
+def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
     def clean(jaxpr: Any) -> Any:
-        walk = Walk(_Removed(events))
+        walk = Walk(_Removed(sites))
         return walk.rebuilt(jaxpr, ())[0] if walk.wants_in(jaxpr) else jaxpr
 
     return {
@@ -392,11 +497,11 @@ class _Removed(_Rewriter):
 
     constant_state = False
 
-    def __init__(self, events: set[Event]) -> None:
-        self._events = events
+    def __init__(self, sites: set[int]) -> None:
+        self._sites = sites
 
     def wants(self, event: Event) -> bool:
-        return event in self._events
+        return event.site in self._sites
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
@@ -408,7 +513,7 @@ class _Removed(_Rewriter):
 def install() -> None:
     """Wraps JAX's rules, once."""
     scan, cond, loop = _compat.scan_p, _compat.cond_p, _compat.while_p
-    _compat.wrap_rule("jvp", scan, _anchored_scan)
+    _compat.wrap_rule("jvp", scan, _anchored_jvp)
     _compat.wrap_rule("linearize", scan, _anchored_scan)
     _compat.wrap_rule("partial_eval", scan, _still_anchored_scan)
     _compat.wrap_rule("partial_eval_equation", scan, _still_anchored_equation)

@@ -109,7 +109,7 @@ def _batch(
     for x, dim in zip(operands[:count], dims[:count], strict=True):
         x = jnp.asarray(x)  # literals arrive as Python numbers
         if dim is None:
-            lanes.append(jnp.broadcast_to(x, (axis_data.size, *x.shape)))
+            lanes.append(_compat.broadcast_lanes(x, axis_data))
         else:
             lanes.append(jnp.moveaxis(x, dim, 0))
     event = dataclasses.replace(event, lanes=event.lanes + 1)

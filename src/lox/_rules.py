@@ -98,11 +98,18 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     else:
         first = []
     leaves, state_tree = jax.tree.flatten(state)
+    # After a `vmap`, a predicate may have lanes, and every carry must have them too.
+    # Events in such a loop have masks, so that no state changes in it.
+    lanes = cond.out_avals[0].shape
+    leaves = [jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in leaves]
     front = len(first) + len(leaves)
+
+    def unflatten(leaves: Sequence[Any]) -> State:
+        return state_tree.unflatten([x[(0,) * len(lanes)] for x in leaves])
 
     def new_body(*args: Any) -> Any:
         inner, args = args[: len(consts)], args[len(consts) :]
-        state = state_tree.unflatten(args[len(first) : front])
+        state = unflatten(args[len(first) : front])
         outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
         records = [record]
         go: list[Any] = []
@@ -112,7 +119,10 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             records.append(record)
         if any(records):
             raise UnboundedLoopError(_unbounded(walk, eqn))
-        return [*map(_strong, go), *jax.tree.leaves(state), *outs]
+        after = [
+            jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in jax.tree.leaves(state)
+        ]
+        return [*map(_strong, go), *after, *outs]
 
     def new_cond(*args: Any) -> Any:
         if rotated:
@@ -134,7 +144,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         cond_nconsts=len(used),
         body_nconsts=len(consts),
     )
-    state = state_tree.unflatten(outs[len(first) : front])
+    state = unflatten(outs[len(first) : front])
     return outs[front:], record, state
 
 

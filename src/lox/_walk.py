@@ -93,8 +93,9 @@ def hidden_rules(
 class Walk:
     """One traversal of one program."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, remember: bool = True) -> None:
         self.collector = collector
+        self._remember = remember
         # Rebuilt jaxprs by what they were made from, so that a jitted function that is
         # called twice is still lowered once. The originals are kept alive beside.
         self._memo: dict[Any, tuple[Any, Any]] = {}
@@ -185,7 +186,7 @@ class Walk:
         leaves, tree = jax.tree.flatten(state)
         inside = tuple(map(jax.typeof, leaves))
         memo_key = (id(like), tree, inside, at, key)
-        kept = self._memo.get(memo_key)
+        kept = self._memo.get(memo_key) if self._remember else None
         if kept is None:
             end = at + len(leaves)
 
