@@ -160,6 +160,22 @@ def test_while_loop_is_tapped_in_its_body_and_its_condition():
     assert lox.nolog(f)(2) == 2
 
 
+def test_only_keys_that_were_asked_for_can_fail_to_be_stacked():
+    def f(n):
+        def body(i):
+            lox.log({"a": i})
+            lox.log({"b": i})
+            return i + 1
+
+        lox.log({"c": n})
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    assert lox.spool(f, argnames="c")(2) == (2, {"c": 2})
+    with pytest.raises(lox.UnboundedLoopError, match="stack 'b' ") as caught:
+        lox.spool(f, argnames="b")(2)
+    assert "'a'" not in str(caught.value)
+
+
 def test_logs_beside_an_unbounded_loop_that_does_not_log_are_spooled():
     def f(x):
         return lax.while_loop(lambda x: x < 10, lambda x: x * 2, logged(x))

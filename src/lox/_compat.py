@@ -80,7 +80,7 @@ _OrderedDebugEffect: Any = _effect_type(
 _OrderedIOEffect: Any = _effect_type(lambda: io_callback(_nothing, None, ordered=True))
 
 
-class OrderedEffect(_OrderedDebugEffect, _OrderedIOEffect):  # type: ignore[misc]
+class OrderedEffect(_OrderedDebugEffect, _OrderedIOEffect):
     """An effect whose events keep program order wherever JAX can keep one."""
 
 

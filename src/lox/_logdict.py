@@ -247,6 +247,8 @@ class logdict(dict[str, Any]):
             return NotImplemented
         return logdict(other) + self
 
+    # dict's own operators promise less, and take other dicts only: hence the ignores
+
     def __or__(self, other: Mapping[str, Any]) -> "logdict":  # type: ignore[override]
         """The keys of both; where both have one, the right one's."""
         if not isinstance(other, Mapping):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from . import _compat
 from ._errors import UnboundedLoopError
 from ._rows import Record, Rows, outline, unify
-from ._walk import State, Walk, events_inside, rule
+from ._walk import State, Walk, rule
 
 Result = tuple[list[Any], Record, State]
 
@@ -118,7 +118,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             go, record, state = walk(cond, inputs, state)
             records.append(record)
         if any(records):
-            raise UnboundedLoopError(_unbounded(walk, eqn))
+            raise UnboundedLoopError(_unbounded(records))
         after = [
             jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in jax.tree.leaves(state)
         ]
@@ -152,9 +152,8 @@ def _strong(x: Any) -> Any:
     return jax.lax.convert_element_type(x, jnp.result_type(x))
 
 
-def _unbounded(walk: Walk, eqn: Any) -> str:
-    events = [event for event in events_inside(eqn) if walk.collector.wants(event)]
-    places = {key: event.source for event in reversed(events) for key in event.keys}
+def _unbounded(records: Sequence[Record]) -> str:
+    places = {key: rows.source for record in records for key, rows in record.items()}
     keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
     return (
         f"`lox.spool` cannot stack {keys}: the `while_loop` around it has no static "

@@ -204,7 +204,9 @@ class Walk:
 
 
 def unsupported(walk: Walk, eqn: Any) -> str:
-    wanted = [event for event in events_inside(eqn) if walk.collector.wants(event)]
+    # an event without keys only holds others in a loop (see _hooks)
+    inside = [event for event in events_inside(eqn) if event.keys]
+    wanted = [event for event in inside if walk.collector.wants(event)]
     keys = ", ".join(dict.fromkeys(repr(key) for e in wanted for key in e.keys))
     return (
         f"{keys}, logged at {wanted[0].source}, cannot be taken out of "
