@@ -256,7 +256,7 @@ def assert_spooled(logs: Any, events: Any) -> None:
     assert some == set(rows), (sorted(some), sorted(rows))
     for key, values in rows.items():
         assert _length(logs, key) == len(values), key
-        compare(_stack(values), _rows(logs[key], values))
+        compare(stack(values), _rows(logs[key], values))
         for name in ("step", "who"):
             if name in steps[key][0]:
                 wanted = np.asarray([s[name] for s in steps[key]], dtype=np.float32)
@@ -275,7 +275,7 @@ def _rows(value: Any, values: list[Any]) -> Any:
     )
 
 
-def _stack(values: list[Any]) -> Any:
+def stack(values: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *values)
 
 

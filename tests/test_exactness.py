@@ -601,11 +601,9 @@ def test_a_loop_that_never_ran_can_be_reduced():
 
         return lax.scan(body, x, jnp.arange(0.0))[0]
 
-    logs = lox.spool(f, reduce="sum")(1.0)[1]
-    assert logs == {"x": 0.0} and "x" not in logs.steps.get("step", {})
-    for name in ("last", "min"):
-        with pytest.raises(lox.LoxValueError, match=f"'x'.*{name}.*no rows"):
-            lox.spool(f, reduce=name)(1.0)
+    for name in ("sum", "last", "min"):
+        logs = lox.spool(f, reduce=name)(1.0)[1]
+        assert logs == {}  # as of a `while_loop` that never ran
 
 
 def test_a_mean_of_no_rows_divides_by_nothing():

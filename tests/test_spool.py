@@ -253,7 +253,7 @@ def test_bad_options_are_refused_at_once(transform, options, error, message):
 
 
 def test_an_unknown_reduction_lists_the_known_ones():
-    with pytest.raises(lox.LoxValueError, match="'median'; the known ones are mean"):
+    with pytest.raises(lox.LoxValueError, match="'median'; there are mean"):
         lox.spool(train, reduce="median")
     with pytest.raises(lox.LoxValueError, match="'median'"):
         lox.spool(train, reduce={"loss": "median"})

@@ -20,6 +20,7 @@ from ._errors import (
 from ._log import log as log
 from ._logdict import logdict as logdict
 from ._nolog import nolog as nolog
+from ._reduce import Reduction as Reduction
 from ._settings import set_default as set_default
 from ._spool import spool as spool
 from ._tap import tap as tap

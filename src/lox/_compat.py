@@ -657,6 +657,28 @@ def zeros_of_aval(aval: Any) -> Any:
     return vary_like(zeros, varying_axes(aval))
 
 
+def row_type(aval: Any) -> Any:
+    """A type without its first axis."""
+    return _with_first_axes(aval, aval.shape[1:], lambda spec: spec[1:])
+
+
+def rows_type(aval: Any, length: int) -> Any:
+    """A type with one more axis in front."""
+    shape = (length, *aval.shape)
+    return _with_first_axes(aval, shape, lambda spec: (None, *spec))
+
+
+def _with_first_axes(aval: Any, shape: Any, change: Callable[[Any], Any]) -> Any:
+    changes: dict[str, Any] = {"shape": shape, "weak_type": False}
+    if not hasattr(aval, "update"):
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+    sharding = getattr(aval, "sharding", None)
+    if is_split(aval):
+        spec = jax.sharding.PartitionSpec(*change(tuple(sharding.spec)))
+        changes["sharding"] = sharding.update(spec=spec)
+    return aval.update(**changes)
+
+
 def is_split(aval: Any) -> bool:
     """Whether a type says that its axes are split over an explicit mesh."""
     spec = getattr(getattr(aval, "sharding", None), "spec", ())

@@ -45,7 +45,7 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         jaxpr, out_zeros = _compat.jvp_rule_jaxpr(eqn, zeros)
         ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
         before = state_tree.unflatten(primals[: len(leaves)])
-        outs, rest = _evaluate_rule(walk, jaxpr, ins, before, new, tree, primals)
+        outs, rest = _evaluate_rule(walk, jaxpr, ins, before, old, new, tree, primals)
         results = outs[: len(out_zeros)]
         given = iter(outs[len(out_zeros) :])
         out_tangents = [
@@ -79,7 +79,7 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         jaxpr = _compat.fwd_rule_jaxpr(eqn, perturbed[front:])
         before = state_tree.unflatten(values[: len(leaves)])
         outs, rest = _evaluate_rule(
-            walk, jaxpr, values[front:], before, new, tree, values
+            walk, jaxpr, values[front:], before, old, new, tree, values
         )
         residuals, outs = _compat.fwd_rule_residuals(eqn, values[len(leaves) :], outs)
         return [*outs, *rest], (before if constant else None, residuals)
@@ -101,6 +101,7 @@ def _evaluate_rule(
     jaxpr: Any,
     ins: Sequence[Any],
     before: State,
+    function: Any,
     body: Any,
     body_tree: Any,
     body_args: Sequence[Any],
@@ -113,7 +114,8 @@ def _evaluate_rule(
     outs, record, after = walk(jaxpr, ins, before)
     _, body_record, _ = body_tree.unflatten(body.out_avals)
     rest = jax.tree.leaves((record, after))
-    if outline(record) == outline(body_record):
+    same_rows = outline(record) == outline(body_record)
+    if same_rows and walk.collector.logs_alike(jaxpr, function):
         return outs, rest
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
     # what the rule leaves for others it has left already
@@ -226,7 +228,7 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     more = len(new.out_avals) - len(old.out_avals)
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
-        if more > len(leaves):
+        if more > len(leaves) or (leaves and walk.collector.state_by_key):
             raise UnsupportedPrimitiveError(
                 f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
                 "that logs: use the transformation after `jax.vmap`, not before it.)"

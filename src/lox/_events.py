@@ -38,6 +38,15 @@ def user_source(skip: Iterable[str] = (PACKAGE,)) -> Source:
     return Source("<unknown>", 0)
 
 
+_JAX = jax.__path__[0]
+
+
+def user_line() -> tuple[str, int]:
+    """The file and line that called lox, be it through JAX; for a warning."""
+    source = user_source((PACKAGE, _JAX))
+    return source.file, source.line
+
+
 class Sink(Protocol):
     """Where an event goes once a transformation has taken it."""
 
@@ -51,8 +60,9 @@ class Event:
     """All of a `lox.log` call that is known before the program runs.
 
     The values themselves are operands, in this order: the leaves of each key's value,
-    the steps, the mask (if `masked`), and the anchors. Values, steps and mask have
-    `lanes` leading axes, one for each `vmap` around the call.
+    the steps, the mask (if `masked`), the number of rows (if `buffered`), and the
+    anchors. All but the anchors have `lanes` leading axes, one for each `vmap` around
+    the call.
     """
 
     keys: tuple[str, ...]
@@ -65,6 +75,9 @@ class Event:
     lanes: int = 0
     # a boolean operand says which lanes really got here
     masked: bool = False
+    # values and steps have a time axis after the lanes, of which an operand tells how
+    # many rows count
+    buffered: bool = False
     # operands without meaning that hold the event inside its loop (see _hooks)
     anchors: int = 0
     # has passed through a transformation, and is no longer printed by default
@@ -90,7 +103,9 @@ class Event:
         start += len(self.steps)
         mask = operands[start] if self.masked else None
         start += self.masked
-        return Operands(values, steps, mask, list(operands[start:]))
+        filled = operands[start] if self.buffered else None
+        start += self.buffered
+        return Operands(values, steps, mask, filled, list(operands[start:]))
 
     def only(
         self, wanted: Callable[[str], bool], operands: Sequence[Any]
@@ -121,12 +136,13 @@ class Operands:
     values: list[list[Any]]
     steps: list[Any]
     mask: Any
+    filled: Any
     anchors: list[Any]
 
     def flat(self) -> list[Any]:
         leaves = [leaf for value in self.values for leaf in value]
-        mask = [] if self.mask is None else [self.mask]
-        return [*leaves, *self.steps, *mask, *self.anchors]
+        rest = [x for x in (self.mask, self.filled) if x is not None]
+        return [*leaves, *self.steps, *rest, *self.anchors]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

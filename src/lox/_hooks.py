@@ -30,10 +30,10 @@ from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Source
 from ._primitive import log_p
 from ._rows import Record
-from ._walk import State, Walk, as_array, events_inside, events_of
+from ._walk import Collector, State, Walk, as_array, events_inside, events_of
 
 
-class _Rewriter:
+class _Rewriter(Collector):
     """Binds each event again, with what the state adds to it."""
 
     gives_rows = False

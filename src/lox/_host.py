@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from . import _compat
-from ._events import Event
+from ._events import Event, Operands
 from ._key import KeyInfo
 from ._logdict import logdict
 from ._settings import default_handler
@@ -82,7 +82,9 @@ class CallbackSink:
         It may run a million times, so all that can be done once is done here.
         """
         lock = self._lock
-        if event.lanes or event.masked:
+        if event.buffered:
+            open_lanes = _buffer_opener(event, self.batched)
+        elif event.lanes or event.masked:
             open_lanes = _lanes_opener(event, self.batched)
         else:
             open_row = _row_opener(event)
@@ -136,6 +138,50 @@ def _lanes_opener(
     return open_lanes
 
 
+def _buffer_opener(
+    event: Event, batched: bool
+) -> Callable[[Sequence[Any]], Iterable[logdict]]:
+    """The same for a buffer, whose rows are an axis after the lanes."""
+    lanes = event.lanes
+
+    def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+        parts = event.split(operands)
+        filled = _filled(parts)
+        for lane in np.ndindex(filled.shape):
+            count = filled[lane]
+            if count:
+                one = [x[lane][:count] for x in (*_leaves(parts), *parts.steps)]
+                yield _stacked(event, one, 0, None)
+
+    def open_whole(operands: Sequence[Any]) -> Iterable[logdict]:
+        parts = event.split(operands)
+        filled = _filled(parts)
+        most = filled.max()
+        if most:
+            arrays = (*_leaves(parts), *parts.steps)
+            moved = [np.moveaxis(x, lanes, 0)[:most] for x in arrays]
+            mask = np.arange(most).reshape(-1, *[1] * lanes) < filled
+            yield _stacked(event, moved, lanes, None if mask.all() else mask)
+
+    return open_whole if batched else open_lanes
+
+
+def _leaves(parts: Operands) -> list[Any]:
+    return [leaf for value in parts.values for leaf in value]
+
+
+def _filled(parts: Operands) -> Any:
+    """How many rows count, in each lane."""
+    if parts.mask is None:
+        return np.asarray(parts.filled)
+    return np.where(parts.mask, parts.filled, 0)
+
+
+def _stacked(event: Event, arrays: list[Any], lanes: int, mask: Any) -> logdict:
+    plain = dataclasses.replace(event, masked=False, buffered=False)
+    return _logdict(event, plain.split(arrays), True, lanes, mask)
+
+
 def _lanes(logs: logdict, depth: int) -> list[logdict]:
     if depth == 0:
         return [logs.compact()]
@@ -145,18 +191,24 @@ def _lanes(logs: logdict, depth: int) -> list[logdict]:
 def _open(event: Event, operands: Sequence[Any]) -> logdict:
     """The logdict of one event, with the event's lanes as leading axes."""
     parts = event.split(operands)
+    return _logdict(event, parts, False, event.lanes, parts.mask)
+
+
+def _logdict(
+    event: Event, parts: Operands, stacked: bool, lanes: int, mask: Any
+) -> logdict:
     data: dict[str, Any] = {}
     info: dict[str, KeyInfo] = {}
     for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True):
         data[key] = tree.unflatten(leaves)
-        ndims = tuple(np.ndim(leaf) - event.lanes for leaf in leaves)
-        info[key] = KeyInfo(False, event.lanes, ndims)
+        ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
+        info[key] = KeyInfo(stacked, lanes, ndims)
     steps = {
         name: dict.fromkeys(event.keys, value)
         for name, value in zip(event.steps, parts.steps, strict=True)
     }
-    mask = {} if parts.mask is None else dict.fromkeys(event.keys, parts.mask)
-    return logdict._of(data, steps, mask, info)
+    masks = {} if mask is None else dict.fromkeys(event.keys, mask)
+    return logdict._of(data, steps, masks, info)
 
 
 def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
@@ -177,7 +229,7 @@ def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
         else:
             put(logs, first, operands[0])
         logs._info = info or describe(operands)
-        logs._mask = logs._steps = nothing
+        logs._mask = logs._steps = logs._dropped = nothing
         if names:
             steps = zip(names, operands[count:], strict=True)
             logs._steps = {name: dict.fromkeys(keys, step) for name, step in steps}

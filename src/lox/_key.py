@@ -53,6 +53,8 @@ class Key(NamedTuple):
     steps: dict[str, Any]
     mask: Any
     info: KeyInfo
+    # how many rows there was no room for, if that may be
+    dropped: Any = None
 
     def arrays(self, change: Callable[[Any, int], Any]) -> "Key":
         """Changes every array, given the axis at which its time is or would be."""
@@ -68,7 +70,7 @@ class Key(NamedTuple):
         mask = self.mask
         if mask is not None:
             mask = change(mask, self.info.time_axis(mask, 0))
-        return Key(value, steps, mask, self.info)
+        return Key(value, steps, mask, self.info, self.dropped)
 
     def stacked(self) -> "Key":
         if self.info.stacked:
@@ -120,7 +122,8 @@ class Key(NamedTuple):
         mask = None
         if first.mask is not None:
             mask = _concatenate(name, first.mask, second.mask, axis(first.mask, 0))
-        return Key(value, steps, mask, first.info)
+        lost = [one.dropped for one in (first, second) if one.dropped is not None]
+        return Key(value, steps, mask, first.info, sum(lost) if lost else None)
 
     def _masked(self) -> "Key":
         if self.mask is not None:
@@ -164,7 +167,7 @@ class Key(NamedTuple):
         mask = rows.mask
         if mask is not None:
             mask = mask.any(axis=rows.info.time_axis(mask, 0))
-        return Key(tree.unflatten(reduced), steps, mask, info)
+        return Key(tree.unflatten(reduced), steps, mask, info, rows.dropped)
 
     def compacted(self) -> "Key | None":
         if self.mask is None:
@@ -203,11 +206,14 @@ class Key(NamedTuple):
     def lane(self, i: int) -> "Key":
         if self.lane_count() is None:
             return self
+        key = self
+        if self.dropped is not None:
+            key = self._replace(dropped=_index(self.dropped, i, 0))
         leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
         if self.info.time_axis(leaf, own) > 0:
-            return self.arrays(lambda array, axis: _index(array, i, 0))
+            return key.arrays(lambda array, axis: _index(array, i, 0))
         stacked = self.info.stacked
-        new = self.arrays(lambda array, axis: _index(array, i, axis + stacked))
+        new = key.arrays(lambda array, axis: _index(array, i, axis + stacked))
         return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _reduce, _views
 from ._errors import LoxTypeError, LoxValueError, LoxWarning, StepError
-from ._events import matches
+from ._events import matches, user_line
 from ._format import Masked, format_value
 from ._key import Key, KeyInfo, equal, info_of, sliced
 
@@ -46,11 +46,12 @@ class logdict(dict[str, Any]):
         {'sum': [0, 3]}
     """
 
-    __slots__ = ("_info", "_mask", "_steps")
+    __slots__ = ("_dropped", "_info", "_mask", "_steps")
 
     # never changed in place: logdicts share them
     _info: dict[str, KeyInfo]
     _mask: dict[str, Any]
+    _dropped: dict[str, Any]
     _steps: dict[str, dict[str, Any]]
 
     def __init__(
@@ -62,14 +63,14 @@ class logdict(dict[str, Any]):
         super().__init__(data)
         if isinstance(data, logdict) and steps is None:
             self._info, self._mask = data._info, data._mask
-            self._steps = data._steps
+            self._steps, self._dropped = data._steps, data._dropped
             return
         if isinstance(stacked, bool):
             names = set(self) if stacked else set()
         else:
             names = set(stacked)
         self._info = {key: info_of(self[key], key in names, key) for key in self}
-        self._mask = {}
+        self._mask, self._dropped = {}, {}
         self._steps = {name: dict(of) for name, of in (steps or {}).items()}
         for name in self._steps:
             if name in RESERVED:
@@ -82,6 +83,7 @@ class logdict(dict[str, Any]):
         steps: dict[str, dict[str, Any]],
         mask: dict[str, Any],
         info: dict[str, KeyInfo],
+        dropped: dict[str, Any] | None = None,
     ) -> "logdict":
         """A logdict of parts that are known to fit."""
         self = cls.__new__(cls)
@@ -89,6 +91,7 @@ class logdict(dict[str, Any]):
         self._steps = steps
         self._mask = mask
         self._info = info
+        self._dropped = dropped or {}
         return self
 
     # --- as a dict -------------------------------------------------------------------
@@ -105,6 +108,7 @@ class logdict(dict[str, Any]):
     def _forget(self, key: str) -> None:
         self._info = _less(self._info, key)
         self._mask = _less(self._mask, key)
+        self._dropped = _less(self._dropped, key)
         self._steps = {name: _less(of, key) for name, of in self._steps.items()}
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +132,7 @@ class logdict(dict[str, Any]):
 
     def clear(self) -> None:
         super().clear()
-        self._info, self._mask, self._steps = {}, {}, {}
+        self._info, self._mask, self._steps, self._dropped = {}, {}, {}, {}
 
     def _same_axes(self, key: str, value: Any) -> bool:
         old = jax.tree.leaves(self[key])
@@ -165,7 +169,8 @@ class logdict(dict[str, Any]):
         return logdict(self)
 
     def __reduce__(self) -> Any:
-        return _rebuild, (dict(self), self.steps, dict(self._mask), self._infos())
+        parts = dict(self), self.steps, dict(self._mask), self._infos()
+        return _rebuild, (*parts, dict(self._dropped))
 
     def _infos(self) -> dict[str, KeyInfo]:
         return {key: self._info_for(key) for key in self}
@@ -204,6 +209,14 @@ class logdict(dict[str, Any]):
         """Which rows happened, for the keys with rows that may not have."""
         return {key: mask for key, mask in self._mask.items() if key in self}
 
+    @property
+    def dropped(self) -> dict[str, Any]:
+        """How many rows there was no room for, for the keys with a `capacity`.
+
+        `compact`, and with it an eager call, warns of them and forgets them.
+        """
+        return {key: lost for key, lost in self._dropped.items() if key in self}
+
     def _key_steps(self, key: str) -> dict[str, Any]:
         return {name: of[key] for name, of in self._steps.items() if key in of}
 
@@ -213,18 +226,25 @@ class logdict(dict[str, Any]):
         steps: dict[str, dict[str, Any]] = {name: {} for name in self._steps}
         mask: dict[str, Any] = {}
         info: dict[str, KeyInfo] = {}
+        dropped: dict[str, Any] = {}
         for name, key in keys:
             data[name], info[name] = key.value, key.info
+            if key.dropped is not None:
+                dropped[name] = key.dropped
             for step, value in key.steps.items():
                 steps.setdefault(step, {})[name] = value
             if key.mask is not None:
                 mask[name] = key.mask
         steps = {name: of for name, of in steps.items() if of}
-        return logdict._of(data, steps, mask, info)
+        return logdict._of(data, steps, mask, info, dropped)
 
     def _key(self, key: str) -> "Key":
         return Key(
-            self[key], self._key_steps(key), self._mask.get(key), self._info_for(key)
+            self[key],
+            self._key_steps(key),
+            self._mask.get(key),
+            self._info_for(key),
+            self._dropped.get(key),
         )
 
     # --- joining and choosing --------------------------------------------------------
@@ -266,7 +286,7 @@ class logdict(dict[str, Any]):
         joined = self | other
         dict.update(self, joined)
         self._steps, self._mask = joined._steps, joined._mask
-        self._info = joined._info
+        self._info, self._dropped = joined._info, joined._dropped
         return self
 
     def filter(self, pred: Callable[[str], bool] | str | Iterable[str]) -> "logdict":
@@ -349,12 +369,30 @@ class logdict(dict[str, Any]):
         """Exactly the rows that happened; a key that never happened is absent.
 
         Rows that happened in some lanes only keep their mask; `lanes()` gives each
-        lane its own.
+        lane its own. Warns of rows that there was no `capacity` for.
         """
         if not self._mask:
             return self
         keys = ((key, self._key(key).compacted()) for key in self)
-        return self._with((key, compact) for key, compact in keys if compact)
+        logs = self._with((key, compact) for key, compact in keys if compact)
+        logs._dropped = {}
+        self._warn_of_dropped()
+        return logs
+
+    def _warn_of_dropped(self) -> None:
+        lost = {key: np.asarray(number) for key, number in self.dropped.items()}
+        for key, number in lost.items():
+            if not number.any():
+                continue
+            length = self._key(key).length()
+            lanes = f" in {np.count_nonzero(number)} lanes" if number.ndim else ""
+            warnings.warn_explicit(
+                f"{number.sum()} rows of {key!r} were dropped{lanes}: `lox.spool` has "
+                f"a `capacity` of {length}. Give it {length + number.max()}, or reduce "
+                f"{key!r}.",
+                LoxWarning,
+                *user_line(),
+            )
 
     def lanes(self) -> list["logdict"]:
         """One logdict a lane of the outermost `vmap`."""
@@ -437,8 +475,9 @@ def _rebuild(
     steps: dict[str, dict[str, Any]],
     mask: dict[str, Any],
     info: dict[str, KeyInfo],
+    dropped: dict[str, Any] | None = None,
 ) -> logdict:
-    return logdict._of(data, steps, mask, info)
+    return logdict._of(data, steps, mask, info, dropped)
 
 
 # --- as a pytree -------------------------------------------------------------
@@ -453,7 +492,7 @@ class _Layout(tuple[Any, ...]):
 
     @functools.cached_property
     def info(self) -> dict[str, KeyInfo]:
-        keys, _, _, infos = self
+        keys, _, _, infos, _ = self
         return dict(zip(keys, infos, strict=True))
 
 
@@ -464,14 +503,16 @@ def _layout(logs: logdict) -> _Layout:
         for name, of in logs._steps.items()
     )
     masks = tuple(key for key in logs._mask if key in logs)
-    return _Layout((keys, steps, masks, tuple(logs._info_for(key) for key in keys)))
+    infos = tuple(logs._info_for(key) for key in keys)
+    return _Layout((keys, steps, masks, infos, tuple(logs.dropped)))
 
 
 def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
-    keys, steps, masks, _ = layout
+    keys, steps, masks, _, dropped = layout
     children = [logs[key] for key in keys]
     children += [logs._steps[name][key] for name, of in steps for key in of]
     children += [logs._mask[key] for key in masks]
+    children += [logs._dropped[key] for key in dropped]
     return children
 
 
@@ -482,27 +523,29 @@ def _flatten(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 
 def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
     layout = _layout(logs)
-    keys, steps, masks, _ = layout
+    keys, steps, masks, _, dropped = layout
     attribute, item = jax.tree_util.GetAttrKey, jax.tree_util.DictKey
     paths: list[Any] = [item(key) for key in keys]
     paths += [attribute(f"{name}[{key!r}]") for name, of in steps for key in of]
     paths += [attribute(f"mask[{key!r}]") for key in masks]
+    paths += [attribute(f"dropped[{key!r}]") for key in dropped]
     return list(zip(paths, _children(logs, layout), strict=True)), layout
 
 
 def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
-    keys, steps, masks, _ = layout
+    keys, steps, masks, _, dropped = layout
     if not steps and not masks:  # on the way of every eager call
         logs = _new(logdict)
         _update(logs, zip(keys, children))  # noqa: B905
-        logs._steps = logs._mask = _NOTHING
+        logs._steps = logs._mask = logs._dropped = _NOTHING
         logs._info = layout.info
         return logs
     rest = iter(children)
     data = {key: next(rest) for key in keys}
     step_values = {name: {key: next(rest) for key in of} for name, of in steps}
     mask = {key: next(rest) for key in masks}
-    return logdict._of(data, step_values, mask, layout.info)
+    lost = {key: next(rest) for key in dropped}
+    return logdict._of(data, step_values, mask, layout.info, lost)
 
 
 jax.tree_util.register_pytree_with_keys(

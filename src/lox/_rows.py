@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from . import _compat
 from ._errors import DtypeError, LoxValueError, ShapeError, StepError
-from ._events import Event, Source
+from ._events import Event, Operands, Source
 from ._key import KeyInfo
 from ._logdict import logdict
 
@@ -34,7 +34,9 @@ class Rows:
         lanes: the number of lane axes.
         weak: which leaves are Python numbers, that adopt other dtypes.
         source: the line that logged it first.
-        reduce: the reduction that `lox.log` asked for.
+        reduce: the reduction that it gets.
+        unbounded: whether there may be more rows than these, which are only types.
+        devices: whether some lanes are devices of a mesh.
     """
 
     leaves: tuple[Any, ...]
@@ -46,6 +48,8 @@ class Rows:
     weak: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
     source: Source = dataclasses.field(metadata={"static": True})
     reduce: Any = dataclasses.field(metadata={"static": True}, default=None)
+    unbounded: bool = dataclasses.field(metadata={"static": True}, default=False)
+    devices: bool = dataclasses.field(metadata={"static": True}, default=False)
 
     def arrays(self, change: Callable[[Any], Any]) -> "Rows":
         return dataclasses.replace(
@@ -96,7 +100,11 @@ class Rows:
 Record = collections.OrderedDict[str, Rows]
 
 
-def rows_of(event: Event, operands: Sequence[Any]) -> Record:
+# from a key and what its `lox.log` asked for, the reduction that it gets
+Reductions = Callable[[str, Any], Any]
+
+
+def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Record:
     """The rows of a single event."""
     parts = event.split([jnp.asarray(x) for x in operands])
     steps = _ordered(zip(event.steps, parts.steps, strict=True))
@@ -112,11 +120,30 @@ def rows_of(event: Event, operands: Sequence[Any]) -> Record:
                 lanes=event.lanes,
                 weak=tuple(jax.typeof(leaf).weak_type for leaf in leaves),
                 source=event.source,
-                reduce=event.reduce,
+                reduce=reductions(key, event.reduce),
             ),
         )
         for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True)
     )
+
+
+def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
+    """Some of the rows of an event, each of one row, as an event again."""
+    first = next(iter(record.values()))
+    event = dataclasses.replace(
+        like,
+        keys=tuple(record),
+        trees=tuple(rows.tree for rows in record.values()),
+        lanes=first.lanes,
+        anchors=0,
+    )
+    values = [list(rows.leaves) for rows in record.values()]
+    operands = Operands(values, list(first.steps.values()), first.mask, None, [])
+    return event, operands.flat()
+
+
+def is_reduced(rows: Rows) -> bool:
+    return rows.reduce not in (None, "append")
 
 
 def _ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, Any]:
@@ -133,6 +160,7 @@ def outline(record: Record) -> Any:
             rows.lanes,
             rows.weak,
             rows.reduce,
+            rows.unbounded,
             list(rows.steps),
             rows.mask is None,
             [
@@ -294,14 +322,10 @@ def _agree(key: str, parts: list[Rows]) -> list[Rows]:
                 f"and with {_shape(other)} at {other.source}. Rows of one key need one "
                 "shape: give one of them another name or a `prefix`."
             )
-        if None not in (first.reduce, other.reduce) and first.reduce != other.reduce:
-            raise LoxValueError(
-                f"{key!r} is logged with `reduce={first.reduce!r}` at {first.source} "
-                f"and with `reduce={other.reduce!r}` at {other.source}. Give both the "
-                "same reduction, or one of them another name."
-            )
+    _agree_reductions(key, parts)
     leaves = [_agree_dtypes(key, parts, i) for i in range(len(first.leaves))]
     reduce = next((part.reduce for part in parts if part.reduce), None)
+    unbounded = any(part.unbounded for part in parts)
     weak = tuple(all(part.weak[i] for part in parts) for i in range(len(first.leaves)))
     return [
         dataclasses.replace(
@@ -310,9 +334,22 @@ def _agree(key: str, parts: list[Rows]) -> list[Rows]:
             steps=_agree_steps(part, parts),
             weak=weak,
             reduce=reduce,
+            unbounded=unbounded,
         )
         for j, part in enumerate(parts)
     ]
+
+
+def _agree_reductions(key: str, parts: list[Rows]) -> None:
+    first, *others = [part for part in parts if part.reduce is not None] or parts[:1]
+    for other in others:
+        if other.reduce != first.reduce:
+            raise LoxValueError(
+                f"{key!r} is logged with `reduce={first.reduce!r}` at {first.source} "
+                f"and with `reduce={other.reduce!r}` at {other.source}. Give both the "
+                "same reduction, or one of them another name; one given to the "
+                "transformation wins over both."
+            )
 
 
 def _agree_dtypes(key: str, parts: list[Rows], i: int) -> list[Any]:
@@ -423,20 +460,24 @@ def _shape(rows: Rows) -> str:
 # --- to the user -------------------------------------------------------------
 
 
-def to_logdict(record: Mapping[str, Rows]) -> logdict:
+def to_logdict(
+    record: Mapping[str, Rows], prefix: str, dropped: Mapping[str, Any]
+) -> logdict:
     """The rows as the user sees them."""
+    named = {f"{prefix}{key}": rows for key, rows in record.items()}
     steps: dict[str, dict[str, Any]] = {}
-    for key, rows in record.items():
+    for key, rows in named.items():
         for name, value in rows.steps.items():
             steps.setdefault(name, {})[key] = value
     return logdict._of(
-        {key: rows.tree.unflatten(rows.leaves) for key, rows in record.items()},
+        {key: rows.tree.unflatten(rows.leaves) for key, rows in named.items()},
         steps,
-        {key: rows.mask for key, rows in record.items() if rows.mask is not None},
+        {key: rows.mask for key, rows in named.items() if rows.mask is not None},
         {
             key: KeyInfo(
                 rows.stacked, rows.lanes, tuple(len(s) for s in rows.own_shapes())
             )
-            for key, rows in record.items()
+            for key, rows in named.items()
         },
+        {f"{prefix}{key}": lost for key, lost in dropped.items()},
     )

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from . import _compat
-from ._errors import UnboundedLoopError
-from ._rows import Record, Rows, outline, unify
+from ._errors import UnboundedLoopError, UnsupportedPrimitiveError
+from ._rows import Record, Rows, join, outline, unify
 from ._walk import State, Walk, rule
 
 Result = tuple[list[Any], Record, State]
@@ -86,6 +86,8 @@ def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
 @rule("while")
 def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """A condition that logs is evaluated before the loop and at the end of its body."""
+    if walk.collector.types_only:
+        return _compat.bind(eqn, args), _rows_of_while(walk, eqn), state
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
@@ -99,8 +101,8 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         first = []
     leaves, state_tree = jax.tree.flatten(state)
     # After a `vmap`, a predicate may have lanes, and every carry must have them too.
-    # Events in such a loop have masks, so that no state changes in it.
-    lanes = cond.out_avals[0].shape
+    # What belongs to keys has: their events have masks, so that each lane has its own.
+    lanes = () if walk.collector.state_by_key else cond.out_avals[0].shape
     leaves = [jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in leaves]
     front = len(first) + len(leaves)
 
@@ -157,9 +159,29 @@ def _unbounded(records: Sequence[Record]) -> str:
     keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
     return (
         f"`lox.spool` cannot stack {keys}: the `while_loop` around it has no static "
-        "length. Stream it with `lox.tap`, remove it with `lox.nolog`, or use "
-        "`lax.scan` or `lax.fori_loop` with static bounds."
+        "length. Give `lox.spool` a `capacity=`, the most rows to keep; reduce the key "
+        '(`reduce="mean"`); or stream it with `lox.tap`.'
     )
+
+
+def _rows_of_while(walk: Walk, eqn: Any) -> Record:
+    """The types of the rows, of which there may be any number."""
+    records = []
+    lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
+    for name in ("cond_jaxpr", "body_jaxpr"):
+        new, tree = walk.rebuilt(eqn.params[name], ())
+        record = _map(tree.unflatten(new.out_avals)[1], _stand_in)
+        for key, rows in record.items():
+            if rows.devices and lanes:
+                raise UnsupportedPrimitiveError(
+                    f"{key!r}, logged at {rows.source}, is in a `shard_map` in a "
+                    "`while_loop` that ends at different times in the lanes of a "
+                    "`vmap`, where it can be neither reduced nor kept. Use `lox.tap`."
+                )
+            rows = rows.with_mask().with_time()
+            record[key] = dataclasses.replace(rows, unbounded=True)
+        records.append(record)
+    return join(records)
 
 
 @rule("cond")
@@ -208,29 +230,40 @@ def _alike(records: Sequence[Record]) -> bool:
 
 @rule("shard_map")
 def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Rows get a lane axis over the devices of the mesh."""
+    """Rows, and what belongs to keys, have a lane axis over the devices of the mesh."""
     params = eqn.params
     old = _compat.close(params["jaxpr"])
     mesh, axes = params["mesh"], _compat.manual_axes(params)
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
+    split = walk.collector.state_by_key
+    state_spec = spec(order) if split else spec()
 
     def body(leaves: list[Any], args: list[Any]) -> Any:
+        if split:
+            leaves = [jnp.squeeze(x, 0) for x in leaves]
         outs, record, new = walk(old, args, state_tree.unflatten(leaves))
         record = _map(
             record,
             lambda rows: dataclasses.replace(
-                rows.arrays(lambda x: jnp.expand_dims(x, 0)), lanes=rows.lanes + 1
+                rows.arrays(lambda x: jnp.expand_dims(x, 0)),
+                lanes=rows.lanes + 1,
+                devices=True,
             ),
         )
-        return outs, record, jax.tree.leaves(new)
+        after = jax.tree.leaves(new)
+        return outs, record, [jnp.expand_dims(x, 0) for x in after] if split else after
 
     outs, record, leaves = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=([spec()] * len(leaves), list(params["in_specs"])),
-        out_specs=(list(params["out_specs"]), spec(order), [spec()] * len(leaves)),
+        in_specs=([state_spec] * len(leaves), list(params["in_specs"])),
+        out_specs=(
+            list(params["out_specs"]),
+            spec(order),
+            [state_spec] * len(leaves),
+        ),
         axis_names=set(axes),
         check_vma=params["check_vma"],
     )(leaves, args)

@@ -5,26 +5,19 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-
 from . import _compat, _reduce
 from ._errors import LoxTypeError, LoxValueError, LoxWarning
-from ._events import PACKAGE, Event, Selection, user_source
+from ._events import Event, Selection, user_line
 from ._primitive import log_p
 from ._rows import Record
-from ._walk import State, events_of
-
-_JAX = jax.__path__[0]
+from ._walk import Collector, State, events_of
 
 
-class Taker:
+class Taker(Collector):
     """Takes the selected keys of events, and leaves the others for whoever is outside.
 
     Subclasses say what becomes of a selected event.
     """
-
-    gives_rows = True
-    constant_state = False
 
     def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
         self._selection = selection
@@ -82,31 +75,51 @@ def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) 
     if not missing:
         return
     known = ", ".join(map(repr, known_names)) or "nothing"
-    source = user_source((PACKAGE, _JAX))
     warnings.warn_explicit(
         f"`{what}` of `lox.{name}` has {', '.join(map(repr, missing))}, which no "
         f"`lox.log` in the function matches; there are {known}.",
         LoxWarning,
-        source.file,
-        source.line,
+        *user_line(),
     )
 
 
-def check_interval(interval: Any, name: str) -> int | None:
-    if interval is None:
+_MEANING = {
+    "interval": "1 keeps every event, 10 every tenth",
+    "window": "10 gives one row for every ten events",
+    "capacity": "it is the most rows to keep",
+    "buffer": "it is how many rows the callback gets at a time",
+}
+
+
+def check_number(number: Any, option: str, name: str) -> int | None:
+    """A whole number from 1 on, or None."""
+    if number is None:
         return None
     try:
-        whole = interval.__index__()
+        whole = int(number.__index__())
     except (AttributeError, TypeError):
         raise LoxTypeError(
-            f"`interval` of `lox.{name}` must be a whole number, not {interval!r}."
+            f"`{option}` of `lox.{name}` must be a whole number, not {number!r}."
         ) from None
-    if isinstance(interval, bool) or whole < 1:
+    if isinstance(number, bool) or whole < 1:
         raise LoxValueError(
-            f"`interval` of `lox.{name}` must be at least 1, not {interval!r}: 1 keeps "
-            "every event, 10 every tenth."
+            f"`{option}` of `lox.{name}` must be at least 1, not {number!r}: "
+            f"{_MEANING[option]}."
         )
     return whole
+
+
+def check_window(window: int | None, types: Record, name: str) -> None:
+    """A window of keys that nobody reduces would mean nothing."""
+    if window is None or any(rows.reduce is not None for rows in types.values()):
+        return
+    keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
+    if keys:
+        raise LoxValueError(
+            f"`window` of `lox.{name}` needs a reduction, and {keys} has none. Add "
+            f'`reduce="mean"`, or another one, to `lox.{name}` or to the `lox.log`; to '
+            f"keep one event out of {window}, write `interval={window}`."
+        )
 
 
 def check_prefix(prefix: Any, name: str) -> str:

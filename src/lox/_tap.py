@@ -8,17 +8,26 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from . import _compat, _custom_rules, _rules  # noqa: F401  (registers the rules)
-from ._errors import LoxTypeError, UnsupportedPrimitiveError
-from ._events import Event, Selection
+from . import _compat, _custom_rules, _reduce, _rules  # noqa: F401  (registers them)
+from ._errors import LoxTypeError
+from ._events import Event, Operands, Selection, Source
 from ._host import CallbackSink, callback_errors
 from ._logdict import logdict
 from ._primitive import log_p
-from ._rows import Record
+from ._rows import Record, Reductions, event_of, is_reduced, rows_of
 from ._settings import default_handler
-from ._take import Taker, check_interval, check_prefix, is_outermost, warn_unmatched
+from ._streams import Batch, Stream, Streams, groups
+from ._survey import survey
+from ._take import (
+    Taker,
+    check_number,
+    check_prefix,
+    check_window,
+    is_outermost,
+    warn_unmatched,
+)
 from ._transform import Static, Transformed, check_callable, compiled
-from ._walk import State, Walk, events_of
+from ._walk import State, Walk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,96 +36,109 @@ Names = str | Iterable[str] | None
 
 
 class _Tapper(Taker):
-    """Gives each event the sink that delivers it.
+    """Gives each event the sink that delivers it, or puts it into its stream.
 
-    With an interval, the state counts the events of each key.
+    The state is that of the streams.
     """
 
     gives_rows = False
+    state_by_key = True
 
     def __init__(
         self,
         selection: Selection,
         keep_logs: bool,
         outermost: bool,
+        reductions: Reductions,
+        streams: Streams,
         sink: CallbackSink,
         ordered: bool,
         prefix: str,
-        interval: int | None,
     ) -> None:
         super().__init__(selection, keep_logs, outermost)
+        self._reductions = reductions
+        self._streams = streams
         self._sink = sink
         self._ordered = ordered
         self._prefix = prefix
-        self._interval = interval
-        self._group: dict[str, int] = {}
-
-    def initial_state(self, closed: Any) -> State:
-        """A count for each group of keys that are always logged together."""
-        if self._interval is None:
-            return ()
-        sites: dict[str, set[Event]] = {}
-        for event in filter(self._selects, events_of(closed)):
-            for key in filter(self._selection.takes_key, event.keys):
-                sites.setdefault(key, set()).add(event)
-        groups: dict[frozenset[Event], int] = {}
-        for key, events in sites.items():
-            self._group[key] = groups.setdefault(frozenset(events), len(groups))
-        return [jnp.int32(0)] * len(groups)
 
     def take(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        if self._interval is None:
-            log_p.bind(*operands, event=self._tapped(event))
+        if not self._streams:
+            self._deliver(event, operands)
             return Record(), state
-        if state is None or event.masked:
-            raise UnsupportedPrimitiveError(_uncountable(event))
-        groups = sorted({self._group[key] for key in event.keys})
-        due = [state[group] % self._interval == 0 for group in groups]
 
-        def deliver(which: int) -> Callable[[list[Any]], None]:
-            def branch(operands: list[Any]) -> None:
-                chosen = {g for i, g in enumerate(groups) if which >> i & 1}
-                part, values = event.only(
-                    lambda key: self._group[key] in chosen, operands
-                )
-                if part.keys:
-                    log_p.bind(*values, event=self._tapped(part))
+        def emit(stream: Stream, rows: Record, new: Any, due: Any) -> None:
+            if stream.emits_late:
+                return
+            lanes = next(iter(rows.values())).lanes
+            if stream.holds:
+                batch, _ = stream.batch(new, final=False)
+                self._deliver_batch(stream, batch, due, lanes, event.source)
+            else:
+                part, values = event_of(rows, event)
+                self._deliver_if(due, part, values)
 
-            return branch
+        record = rows_of(event, operands, self._reductions)
+        left, state = self._streams.fold(state, record, emit)
+        if left:
+            self._streams.check_optional(left)
+            self._deliver(*event_of(left, event))
+        return Record(), state
 
-        index = sum(
-            jax.lax.convert_element_type(one, "int32") << i for i, one in enumerate(due)
+    def part(self, state: State, eqn: Any) -> State:
+        return self._streams.part(state, eqn)
+
+    def whole(self, state: State, part: State) -> State:
+        return {**state, **part} if state else part
+
+    def flush(self, state: State) -> None:
+        """Delivers what is left at the end."""
+        for name, stream in self._streams.items():
+            if stream.holds:
+                batch, some = stream.batch(state[name], final=True)
+                self._deliver_batch(stream, batch, some, stream.lanes, stream.source)
+
+    def _deliver_batch(
+        self, stream: Stream, batch: Batch, some: Any, lanes: int, source: Source
+    ) -> None:
+        event = Event(
+            keys=tuple(stream.rows),
+            trees=tuple(map(stream.tree_of, stream.rows)),
+            steps=stream.steps,
+            source=source,
+            lanes=lanes,
+            masked=stream.apart,
+            buffered=batch.filled is not None,
         )
-        branches = [deliver(which) for which in range(2 ** len(groups))]
-        jax.lax.switch(index, branches, list(operands))
-        counted = [
-            count + 1 if group in groups else count for group, count in enumerate(state)
-        ]
-        return Record(), counted
+        operands = Operands(
+            values=[list(batch.values[key]) for key in stream.rows],
+            steps=[batch.steps[name] for name in stream.steps],
+            mask=some if stream.apart else None,
+            filled=batch.filled,
+            anchors=[],
+        )
+        self._deliver_if(some, event, operands.flat())
 
-    def _tapped(self, event: Event) -> Event:
+    def _deliver_if(self, some: Any, event: Event, operands: Sequence[Any]) -> None:
+        fixed = [jax.lax.stop_gradient(x) for x in operands]
+
+        def body(again: Any) -> Any:
+            self._deliver(event, fixed)
+            return jnp.zeros_like(again)
+
+        # on CPUs, a loop that runs once or never costs a fifth of a conditional
+        jax.lax.while_loop(lambda go: go, body, jnp.any(some))
+
+    def _deliver(self, event: Event, operands: Sequence[Any]) -> None:
         # XLA crashes on order where only some axes of a mesh are manual
         ordered = self._ordered and not _compat.partly_manual()
         event = event.renamed(self._prefix)
-        return dataclasses.replace(event, sink=self._sink, ordered=ordered, quiet=False)
-
-
-def _uncountable(event: Event) -> str:
-    keys = ", ".join(map(repr, event.keys))
-    if event.masked:
-        return (
-            f"{keys}, logged at {event.source}, is in a branch or loop that differs "
-            "between the lanes of a `vmap` inside `lox.tap`, where `interval` cannot "
-            "count. Write `jax.vmap(lox.tap(f, ...))` instead of "
-            "`lox.tap(jax.vmap(f), ...)`."
+        event = dataclasses.replace(
+            event, sink=self._sink, ordered=ordered, quiet=False
         )
-    return (
-        f"{keys}, logged at {event.source}, is in the derivative rule of a custom "
-        "function, where `interval` cannot count. Leave `interval` out, or choose "
-        "other keys by `argnames`."
-    )
+        log_p.bind(*operands, event=event)
 
 
 class _SwitchSink(CallbackSink):
@@ -165,6 +187,9 @@ def tap(
     *,
     keep_logs: bool = False,
     interval: int | None = None,
+    reduce: Any = None,
+    window: int | None = None,
+    buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -182,6 +207,9 @@ def tap(
     *,
     keep_logs: bool = False,
     interval: int | None = None,
+    reduce: Any = None,
+    window: int | None = None,
+    buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -198,6 +226,9 @@ def tap(
     *,
     keep_logs: bool = False,
     interval: int | None = None,
+    reduce: Any = None,
+    window: int | None = None,
+    buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
     static_argnums: int | Sequence[int] | None = None,
@@ -218,6 +249,14 @@ def tap(
         prefix: put in front of every key.
         keep_logs: also leave the events for a transformation outside this one.
         interval: take the events 0, k, 2k, … of each key.
+        reduce: reduce over time on the device: one of `mean sum min max first last
+            count std var append` or a `lox.Reduction`, or a dict of these by key. The
+            callback gets the reduced values once, when `fun` has ended.
+        window: give the callback one reduced row for every so many events, as they
+            come, and one for the rest. The `reduce` of `lox.log` counts too, then.
+        buffer: give the callback up to so many rows at a time, stacked along a leading
+            time axis, and the rest when `fun` has ended. Keys that are always logged
+            together come together.
         ordered: whether events come in program order. Where a program is split over
             devices, each device has an order of its own.
         batched: call once an event with all lanes of a `vmap`, instead of once a lane.
@@ -245,6 +284,9 @@ def tap(
         "prefix": prefix,
         "keep_logs": keep_logs,
         "interval": interval,
+        "reduce": reduce,
+        "window": window,
+        "buffer": buffer,
         "ordered": ordered,
         "batched": batched,
         "static_argnums": static_argnums,
@@ -260,22 +302,44 @@ def tap(
         )
     deliver = _print if callback is None else callback
     selection = Selection.of(argnames, tags)
-    every = check_interval(interval, "tap")
+    every = check_number(interval, "interval", "tap")
+    width = check_number(window, "window", "tap")
+    room = check_number(buffer, "buffer", "tap")
+    asked = _reduce.check(reduce, " of `lox.tap`")
     check_prefix(prefix, "tap")
     static = Static.of(fun, static_argnums, static_argnames)
-    key = ("tap", selection, prefix, bool(keep_logs), every, bool(ordered), batched)
+    key = (
+        *("tap", selection, prefix, bool(keep_logs), every, asked, width, room),
+        *(bool(ordered), batched),
+    )
+
+    def reductions(key: str, at_call: Any) -> Any:
+        chosen = _reduce.choose(asked, key)
+        return chosen or (_reduce.choose(at_call, key) if width else None)
 
     def form(name: Any, outermost: bool, make_sink: Callable[[], CallbackSink]) -> Any:
         def build() -> tuple[Any, CallbackSink]:
             sink = make_sink()
 
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-                warn_unmatched(closed, selection, None, "tap")
+                warn_unmatched(closed, selection, asked, "tap")
+                streams = Streams()
+                if every or asked or width or room:
+                    types = survey(closed, selection, reductions)
+                    check_window(width, types, "tap")
+                    streams = _streams(types, closed, selection, every, width, room)
                 tapper = _Tapper(
-                    selection, keep_logs, outermost, sink, ordered, prefix, every
+                    selection,
+                    keep_logs,
+                    outermost,
+                    reductions,
+                    streams,
+                    sink,
+                    ordered,
+                    prefix,
                 )
-                state = tapper.initial_state(closed)
-                outs, _, _ = Walk(tapper)(closed, args, state)
+                outs, _, state = Walk(tapper)(closed, args, streams.initial())
+                tapper.flush(state)
                 return outs, None
 
             return evaluate, sink
@@ -315,3 +379,33 @@ def _finished(run: Any, args: Any, kwargs: Any) -> Any:
     finally:
         callback_errors.raise_of(run.sink)
     return out
+
+
+def _streams(
+    types: Record,
+    closed: Any,
+    selection: Selection,
+    interval: int | None,
+    window: int | None,
+    buffer: int | None,
+) -> Streams:
+    """Streams for the keys that are not delivered event by event."""
+    options = {
+        key: (is_reduced(rows), rows.reduce == "first")
+        for key, rows in types.items()
+        if rows.length and (is_reduced(rows) or interval or buffer)
+    }
+    streams = []
+    for keys in groups(options, closed, selection):
+        reduced, _ = options[keys[0]]
+        streams.append(
+            Stream(
+                {key: types[key] for key in keys},
+                {key: types[key].reduce for key in keys} if reduced else {},
+                interval=interval or 1,
+                window=window if reduced else None,
+                size=buffer if window or not reduced else None,
+                emits=True,
+            )
+        )
+    return Streams(streams)

@@ -24,23 +24,42 @@ from ._rows import Record, join
 State = Any
 
 
-class Collector(Protocol):
+class Collector:
     """What a transformation does with the events of a program."""
 
     # whether rows come out; where none can (a backward rule), events are removed
-    gives_rows: bool
+    gives_rows = True
     # whether the state is only read: then it can be handed to derivative rules too
-    constant_state: bool
+    constant_state = False
+    # whether the state belongs to keys, and has the lane axes of their events in front
+    state_by_key = False
+    # whether only the types of the rows matter, and not how many a loop gives
+    types_only = False
 
     def wants(self, event: Event) -> bool:
         """Whether this event is to be received; if not, it stays where it is."""
-        ...
+        raise NotImplementedError
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         """Takes an event, and gives its rows and the new state."""
-        ...
+        raise NotImplementedError
+
+    def part(self, state: State, eqn: Any) -> State:
+        """What the events inside an equation need of the state."""
+        del eqn
+        return state
+
+    def whole(self, state: State, part: State) -> State:
+        """The state, once that part of it has changed."""
+        del state
+        return part
+
+    def logs_alike(self, rule: Any, function: Any) -> bool:
+        """Whether a derivative rule puts into the state what its function would."""
+        del rule, function
+        return True
 
 
 class Rule(Protocol):
@@ -133,7 +152,9 @@ class Walk:
                     changes = clean(self, eqn) if clean else {}
                     outs = _compat.bind(eqn, ins, **changes)
                 else:
-                    outs, record, state = self._rule_for(eqn)(self, eqn, ins, state)
+                    part = self.collector.part(state, eqn)
+                    outs, record, part = self._rule_for(eqn)(self, eqn, ins, part)
+                    state = self.collector.whole(state, part)
                     if record:
                         records.append(record)
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -294,11 +315,10 @@ def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
 # --- collectors that every transformation may need ---------------------------
 
 
-class Remover:
+class Remover(Collector):
     """Removes events."""
 
     gives_rows = False
-    constant_state = False
 
     def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
         self._wants = wants

@@ -1,0 +1,386 @@
+"""Reductions one event at a time: what is carried through a loop instead of its rows.
+
+Sums are compensated: beside each goes the sum of what its roundings lost, so that a
+million float32 steps lose no digits. A derivative goes through the sum alone.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from . import _compat
+from ._errors import LoxTypeError, LoxValueError, ShapeError
+from ._reduce import Reduction, inexact_dtype
+
+Leaves = tuple[Any, ...]
+
+
+class Accumulator(Protocol):
+    """How the values of one key are reduced; made for their types."""
+
+    # the structure of the reduced value
+    tree: Any
+    # whether `update` needs to know how many events came before
+    counts: bool
+
+    def init(self) -> Any:
+        """What is carried before the first event."""
+        ...
+
+    def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
+        """What is carried after an event, the `number`-th from zero."""
+        ...
+
+    def finish(self, carried: Any, number: Any) -> Leaves:
+        """The leaves of the reduced value of that many events."""
+        ...
+
+
+def accumulator(
+    reduction: str | Reduction, tree: Any, types: Sequence[Any], lanes: int, where: str
+) -> Accumulator:
+    """The accumulator of a reduction.
+
+    Args:
+        reduction: the reduction.
+        tree: the structure of the value.
+        types: the types of its leaves.
+        lanes: how many lane axes they have in front.
+        where: the key and its line, for errors.
+    """
+    if isinstance(reduction, Reduction):
+        return _Users(reduction, tree, types, lanes, where)
+    if reduction == "count":
+        return _Count(types, lanes)
+    return _ByLeaf(reduction, tree, types, where)
+
+
+class _Count:
+    """The number itself."""
+
+    tree = jax.tree.structure(0)
+    counts = True
+
+    def __init__(self, types: Sequence[Any], lanes: int) -> None:
+        self._lanes = types[0].shape[:lanes]
+
+    def init(self) -> Any:
+        return ()
+
+    def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
+        return carried
+
+    def finish(self, carried: Any, number: Any) -> Leaves:
+        return (jnp.broadcast_to(jnp.asarray(number, jnp.int32), self._lanes),)
+
+
+class _ByLeaf:
+    """A reduction that knows neither the other leaves nor the lanes of a value."""
+
+    def __init__(self, name: str, tree: Any, types: Sequence[Any], where: str) -> None:
+        self.tree = tree
+        self._leaf = _LEAVES[name]
+        self.counts = self._leaf.counts
+        self._types = types
+        for kind in types:
+            if name not in ("first", "last") and not _is_number(kind.dtype):
+                raise LoxTypeError(
+                    f"{where} is of the dtype {kind.dtype}, which has no {name}. Use "
+                    '`reduce="last"`, `"first"` or `"append"`.'
+                )
+
+    def init(self) -> Any:
+        return [self._leaf.init(kind) for kind in self._types]
+
+    def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
+        return [
+            self._leaf.update(one, leaf, number)
+            for one, leaf in zip(carried, leaves, strict=True)
+        ]
+
+    def finish(self, carried: Any, number: Any) -> Leaves:
+        return tuple(
+            self._leaf.finish(one, number, kind.dtype)
+            for one, kind in zip(carried, self._types, strict=True)
+        )
+
+
+class _Users:
+    """A `lox.Reduction`, which sees the values of one lane."""
+
+    counts = False
+
+    def __init__(
+        self,
+        reduction: Reduction,
+        tree: Any,
+        types: Sequence[Any],
+        lanes: int,
+        where: str,
+    ) -> None:
+        self._reduction = reduction
+        self._value_tree = tree
+        self._types = types
+        self._lanes = lanes
+        zeros = tree.unflatten([_zeros(_own_type(kind, lanes)) for kind in types])
+        self._initial = _agreed_start(reduction, zeros, where)
+        result = jax.eval_shape(reduction.finish, self._initial)
+        self.tree = jax.tree.structure(result)
+        if not self.tree.num_leaves:
+            raise LoxValueError(
+                f"the `finish` of the `lox.Reduction` of {where} gave {result!r}, "
+                "which holds no array."
+            )
+
+    def init(self) -> Any:
+        sizes = self._types[0].shape[: self._lanes]
+        return jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (*sizes, *jnp.shape(x))), self._initial
+        )
+
+    def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
+        value = self._value_tree.unflatten(leaves)
+        new = self._mapped(self._reduction.update)(carried, value)
+        return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), new, carried)
+
+    def finish(self, carried: Any, number: Any) -> Leaves:
+        result = self._mapped(self._reduction.finish)(carried)
+        return tuple(map(jnp.asarray, jax.tree.leaves(result)))
+
+    def _mapped(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        for _ in range(self._lanes):
+            fun = jax.vmap(fun)
+        return fun
+
+
+def _agreed_start(reduction: Reduction, zeros: Any, where: str) -> Any:
+    """The initial state; a Python number in it takes the dtype that it gets."""
+    start = reduction.init(zeros) if callable(reduction.init) else reduction.init
+    start = jax.tree.map(jnp.asarray, start)
+    for _ in range(2):
+        after = jax.eval_shape(reduction.update, start, zeros)
+        start = _adopt(start, after)
+    before, after = jax.eval_shape(lambda: (start, reduction.update(start, zeros)))
+    described = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", (before, after))
+    if described[0] != described[1]:
+        raise ShapeError(
+            f"the `update` of the `lox.Reduction` of {where} turns a state of "
+            f"{described[0]} into one of {described[1]}. What it returns must have "
+            "the structure, shapes and dtypes of what `init` gave."
+        )
+    return start
+
+
+def _adopt(start: Any, after: Any) -> Any:
+    if jax.tree.structure(start) != jax.tree.structure(after):
+        return start
+
+    def leaf(x: Any, new: Any) -> Any:
+        weak = jax.typeof(x).weak_type and x.shape == new.shape
+        dtype = jnp.promote_types(x.dtype, new.dtype) if weak else x.dtype
+        return jax.lax.convert_element_type(x, dtype)
+
+    return jax.tree.map(leaf, start, after)
+
+
+def _own_type(kind: Any, lanes: int) -> Any:
+    for _ in range(lanes):
+        kind = _compat.row_type(kind)
+    return kind
+
+
+# --- leaf by leaf ------------------------------------------------------------
+
+
+class _Leaf(NamedTuple):
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, Any], Any]
+    finish: Callable[[Any, Any, Any], Any]
+    counts: bool = False
+
+
+def _is_number(dtype: Any) -> bool:
+    return dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.number)
+
+
+def _zeros(kind: Any, dtype: Any = None) -> Any:
+    return _compat.zeros_of_aval(
+        kind.update(dtype=dtype or kind.dtype, weak_type=False)
+    )
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else jax.lax.convert_element_type(x, dtype)
+
+
+# A sum, what its roundings lost, and what the roundings of that lost (Klein's). No part
+# waits for another one, so that a loop that has little else to do is no slower for it.
+_Sum = tuple[Any, Any, Any]
+
+
+def _no_sum(kind: Any, dtype: Any) -> _Sum:
+    return _zeros(kind, dtype), _zeros(kind, dtype), _zeros(kind, dtype)
+
+
+def _add(total: _Sum, x: Any) -> _Sum:
+    high, middle, low = total
+    new = high + x
+    lost = _lost(*map(jax.lax.stop_gradient, (high, x, new)))
+    rest = middle + lost
+    return new, rest, low + _lost(middle, lost, rest)
+
+
+def _lost(x: Any, y: Any, total: Any) -> Any:
+    """What rounding `x + y` to `total` lost, exactly (Knuth's two-sum)."""
+    added = total - x
+    lost = (x - (total - added)) + (y - added)
+    return jnp.where(jnp.isfinite(total), lost, 0)  # of an infinity, it would be NaN
+
+
+def _total(total: _Sum) -> Any:
+    high, middle, low = total
+    return high + (middle + low)
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype to add up in: at least float32."""
+    dtype = inexact_dtype(dtype)
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _sum_dtype(dtype: Any) -> Any:
+    return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
+
+
+def _sum_init(kind: Any) -> Any:
+    if jnp.issubdtype(kind.dtype, jnp.inexact):
+        return _mean_init(kind)
+    return _zeros(kind, _sum_dtype(kind.dtype))
+
+
+def _sum_update(carried: Any, x: Any, number: Any) -> Any:
+    if isinstance(carried, tuple):
+        return _add(carried, _cast(x, carried[0].dtype))
+    return carried + _cast(x, carried.dtype)
+
+
+def _sum_finish(carried: Any, number: Any, dtype: Any) -> Any:
+    if isinstance(carried, tuple):
+        return _cast(_total(carried), dtype)
+    return carried
+
+
+def _mean_init(kind: Any) -> Any:
+    return _no_sum(kind, _wide(kind.dtype))
+
+
+def _mean_finish(carried: Any, number: Any, dtype: Any) -> Any:
+    total = _total(carried)
+    return _cast(total / _number_like(number, total), inexact_dtype(dtype))
+
+
+def _number_like(number: Any, x: Any) -> Any:
+    dtype = x.real.dtype
+    if isinstance(number, int):
+        # XLA would multiply by the inverse of a constant, which rounds twice
+        return jax.lax.optimization_barrier(jnp.asarray(number, dtype))
+    # of none, nobody looks at the result; but a division by zero may be reported
+    return jnp.maximum(number, 1).astype(dtype)
+
+
+class _Moments(NamedTuple):
+    # the first value: distances to it lose no digits to what all values have in common
+    origin: Any
+    total: _Sum
+    squares: _Sum
+
+
+def _var_init(kind: Any) -> _Moments:
+    wide = _wide(kind.dtype)
+    real = jnp.zeros((), wide).real.dtype
+    return _Moments(_zeros(kind, wide), _no_sum(kind, wide), _no_sum(kind, real))
+
+
+def _var_update(carried: _Moments, x: Any, number: Any) -> _Moments:
+    # Welford's: the distance to the mean of those before, of which there are `number`
+    x = _cast(x, carried.origin.dtype)
+    origin = jnp.where(number == 0, jax.lax.stop_gradient(x), carried.origin)
+    x = x - origin
+    before = jnp.asarray(number).astype(x.real.dtype)
+    mean = _total(carried.total) / _number_like(number, x)
+    square = _square(x - mean) * (before / (before + 1))
+    # the first has no distance, and infinities make the whole NaN in the end
+    square = jnp.where((before > 0) & ~jnp.isnan(square), square, 0)
+    return _Moments(origin, _add(carried.total, x), _add(carried.squares, square))
+
+
+def _square(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.square(x.real) + jnp.square(x.imag)
+    return jnp.square(x)
+
+
+def _var_finish(carried: _Moments, number: Any, dtype: Any) -> Any:
+    squares = _total(carried.squares)
+    # as NumPy: an infinite value has no distance to an infinite mean
+    finite = jnp.isfinite(carried.total[0])
+    var = jnp.where(finite, squares / _number_like(number, squares), jnp.nan)
+    real = jnp.zeros((), inexact_dtype(dtype)).real.dtype
+    return _cast(var, real)
+
+
+def _std_finish(carried: _Moments, number: Any, dtype: Any) -> Any:
+    wide = _var_finish(carried, number, carried.squares[0].dtype)
+    real = jnp.zeros((), inexact_dtype(dtype)).real.dtype
+    return _cast(jnp.sqrt(wide), real)
+
+
+def _extreme(name: str) -> _Leaf:
+    choose = jnp.minimum if name == "min" else jnp.maximum
+
+    def ordered(dtype: Any) -> Any:
+        """A dtype with the same order, for which there is arithmetic."""
+        if jnp.issubdtype(dtype, jnp.inexact):
+            return _wide(dtype)
+        return jnp.promote_types(dtype, jnp.int8)
+
+    def init(kind: Any) -> Any:
+        dtype = ordered(kind.dtype)
+        zeros = _zeros(kind, dtype)
+        if jnp.issubdtype(dtype, jnp.integer):
+            info = jnp.iinfo(dtype)
+            worst: Any = info.max if name == "min" else info.min
+        else:
+            worst = jnp.inf if name == "min" else -jnp.inf
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                worst = complex(worst, worst)
+        return zeros + jnp.asarray(worst, dtype)
+
+    return _Leaf(
+        init,
+        lambda carried, x, number: choose(carried, _cast(x, carried.dtype)),
+        lambda carried, number, dtype: _cast(carried, dtype),
+    )
+
+
+_LEAVES = {
+    "sum": _Leaf(_sum_init, _sum_update, _sum_finish),
+    "mean": _Leaf(_mean_init, _sum_update, _mean_finish),
+    "var": _Leaf(_var_init, _var_update, _var_finish, counts=True),
+    "std": _Leaf(_var_init, _var_update, _std_finish, counts=True),
+    "min": _extreme("min"),
+    "max": _extreme("max"),
+    "first": _Leaf(
+        _zeros,
+        lambda carried, x, number: jnp.where(number == 0, x, carried),
+        lambda carried, number, dtype: carried,
+        counts=True,
+    ),
+    "last": _Leaf(
+        _zeros,
+        lambda carried, x, number: x,
+        lambda carried, number, dtype: carried,
+    ),
+}

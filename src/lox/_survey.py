@@ -1,0 +1,49 @@
+"""The survey: what a program will log, found before it is evaluated.
+
+An accumulator or a buffer must exist before the first event that goes into it, so its
+shapes must be known by then. The survey evaluates the program's types alone, by the
+very traversal that will evaluate its values later, and gives the types of all rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._events import Event, Selection
+from ._rows import Record, outline, rows_of
+from ._take import Taker
+from ._walk import State, Walk
+
+
+class _Surveyor(Taker):
+    """Gives each event back as a row, of which only the type is ever looked at."""
+
+    types_only = True
+
+    def __init__(self, selection: Selection, reductions: Any) -> None:
+        super().__init__(selection, keep_logs=False, outermost=True)
+        self._reductions = reductions
+
+    def take(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        return rows_of(event, operands, self._reductions), state
+
+
+def survey(closed: Any, selection: Selection, reductions: Any) -> Record:
+    """The rows that a program gives, as types.
+
+    Args:
+        closed: the program.
+        selection: which events count.
+        reductions: from a key and what its `lox.log` asked for, the reduction it gets.
+    """
+    new, tree = Walk(_Surveyor(selection, reductions)).rebuilt(closed, ())
+    record: Record = tree.unflatten(new.out_avals)[1]
+    return record
+
+
+def logs_alike(first: Any, second: Any, selection: Selection, reductions: Any) -> bool:
+    """Whether two programs log the same keys, as often and in the same shapes."""
+    return outline(survey(first, selection, reductions)) == outline(
+        survey(second, selection, reductions)
+    )
