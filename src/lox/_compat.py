@@ -652,9 +652,28 @@ def zeros_of_aval(aval: Any) -> Any:
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
     zeros = jax.numpy.zeros(aval.shape, aval.dtype)
-    if is_split(aval):
-        zeros = jax.sharding.reshard(zeros, aval.sharding)
-    return vary_like(zeros, varying_axes(aval))
+    return vary_like(_sharded_like(zeros, aval), varying_axes(aval))
+
+
+def _sharded_like(x: Any, aval: Any) -> Any:
+    """`x`, whose type says of its sharding what `aval` says."""
+    sharding = getattr(aval, "sharding", None)
+    if not getattr(getattr(sharding, "mesh", None), "are_all_axes_explicit", False):
+        is_same = not is_split(aval)
+    else:
+        is_same = jax.typeof(x).sharding == sharding
+    return x if is_same else jax.sharding.reshard(x, sharding)
+
+
+def with_lanes(x: Any, like: Any, lanes: int) -> Any:
+    """`x` in every lane, of which `like` is the type of an array with such lanes."""
+    x = jax.numpy.broadcast_to(x, (*like.shape[:lanes], *x.shape))
+    if not is_split(like):
+        return x
+    spec = (*like.sharding.spec[:lanes], *jax.typeof(x).sharding.spec[lanes:])
+    return jax.sharding.reshard(
+        x, like.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
+    )
 
 
 def row_type(aval: Any) -> Any:

@@ -65,7 +65,6 @@ class Stream:
         self.lanes = first.lanes
         # Lanes that may have different numbers of events have all of this apart.
         self.apart = bool(first.lanes) and (not known or first.devices)
-        self._lane_sizes = first.lane_sizes() if self.apart else ()
         self.rows = {key: _one_row(one) for key, one in rows.items()}
         self._varying = frozenset[Any]().union(
             *(
@@ -130,8 +129,11 @@ class Stream:
             }
 
         def spread(x: Any) -> Any:
-            x = jnp.broadcast_to(x, (*self._lane_sizes, *jnp.shape(x)))
+            if self.apart:
+                x = _compat.with_lanes(x, like, self.lanes)
             return _compat.vary_like(x, self._varying)
+
+        like = next(iter(self.rows.values())).leaves[0]
 
         return jax.tree.map(spread, state) if self.apart or self._varying else state
 
@@ -286,8 +288,13 @@ class Stream:
         """Whether events are kept, and not only counted."""
         return bool(self._accumulators) or self.size is not None
 
-    def batch(self, state: State, final: bool) -> tuple[Batch, Any]:
+    def batch(self, state: State, lanes: int, final: bool) -> tuple[Batch, Any]:
         """The rows that are complete; at the end, those that are left.
+
+        Args:
+            state: the state.
+            lanes: how many lane axes there are here; devices have none by themselves.
+            final: whether this is the end.
 
         Returns:
             The rows, with their lanes in front, and whether there are any; with lanes
@@ -308,7 +315,7 @@ class Stream:
             filled = jnp.asarray(_part(number + (window - 1), window), jnp.int32)
             return Batch(state["rows"], state["row_steps"], filled), some
 
-        batch, some = self._mapped(finish, self.lanes)(state)
+        batch, some = self._mapped(finish, lanes)(state)
         if self.size is None or self.apart:
             return batch, some
 

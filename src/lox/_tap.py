@@ -74,7 +74,7 @@ class _Tapper(Taker):
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
-                batch, _ = stream.batch(new, final=False)
+                batch, _ = stream.batch(new, lanes, final=False)
                 self._deliver_batch(stream, batch, due, lanes, event.source)
             else:
                 part, values = event_of(rows, event)
@@ -97,7 +97,7 @@ class _Tapper(Taker):
         """Delivers what is left at the end."""
         for name, stream in self._streams.items():
             if stream.holds:
-                batch, some = stream.batch(state[name], final=True)
+                batch, some = stream.batch(state[name], stream.lanes, final=True)
                 self._deliver_batch(stream, batch, some, stream.lanes, stream.source)
 
     def _deliver_batch(
