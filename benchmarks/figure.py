@@ -11,11 +11,13 @@ class Figure(NamedTuple):
     goal: float | None = None
 
     def __str__(self) -> str:
-        row = f"{self.what:<68} {self.value:>7.3f}"
+        digits = 5 if 0 < self.value < 0.01 else 3
+        row = f"{self.what:<68} {self.value:>7.{digits}f}"
         if self.goal is None:
             return f"{row}       -"
         met = "yes" if self.value <= self.goal else "NO"
-        return f"{row} {self.goal:>7.2f}  {met}"
+        digits = 3 if 0 < self.goal < 0.01 else 2
+        return f"{row} {self.goal:>7.{digits}f}  {met}"
 
 
 HEADER = f"{'what':<68} {'is':>7} {'goal':>7}  met"

@@ -13,8 +13,11 @@ from .figure import Figure
 from .interleaved import best_times
 
 _EVENTS = 10_000
+_MANY_EVENTS = 100_000
+_ROOM = 1_000
 _DEBUG_EVENTS = 1_000  # each takes so long that fewer will do
 _GOAL = 0.06
+_AGGREGATED_GOAL = 0.003
 
 
 def figures() -> Iterator[Figure]:
@@ -38,6 +41,29 @@ def figures() -> Iterator[Figure]:
     )
     yield Figure("  with `ordered=False`", unordered_event / debug_event, _GOAL)
     yield Figure("  3 keys and a step", several_event / debug_several_event, _GOAL)
+    yield from _aggregated()
+
+
+def _aggregated() -> Iterator[Figure]:
+    xs, fewer = jnp.arange(_MANY_EVENTS), jnp.arange(_DEBUG_EVENTS)
+    options: dict[str, dict[str, Any]] = {
+        f"buffer={_ROOM}": {"buffer": _ROOM},
+        f'reduce="mean", window={_ROOM}': {"reduce": "mean", "window": _ROOM},
+        f"interval={_ROOM}": {"interval": _ROOM},
+    }
+    tapped = [lox.tap(_logs, callback=_ignore, **given) for given in options.values()]
+    debug = jax.jit(_debugs)
+    *times, debug_time = best_times(
+        *(lambda run=run: run(xs) for run in tapped),
+        lambda: (debug(fewer), jax.effects_barrier()),
+        rounds=20,
+    )
+    for name, time in zip(options, times, strict=True):
+        yield Figure(
+            f"`tap({name})` / `jax.debug.callback`, one event",
+            time / _MANY_EVENTS / (debug_time / _DEBUG_EVENTS),
+            _AGGREGATED_GOAL,
+        )
 
 
 def _ignore(*values: Any) -> None:

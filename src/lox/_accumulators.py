@@ -235,13 +235,13 @@ def _add(total: _Sum, x: Any) -> _Sum:
 def _lost(x: Any, y: Any, total: Any) -> Any:
     """What rounding `x + y` to `total` lost, exactly (Knuth's two-sum)."""
     added = total - x
-    lost = (x - (total - added)) + (y - added)
-    return jnp.where(jnp.isfinite(total), lost, 0)  # of an infinity, it would be NaN
+    return (x - (total - added)) + (y - added)
 
 
 def _total(total: _Sum) -> Any:
     high, middle, low = total
-    return high + (middle + low)
+    # what an infinity loses is NaN
+    return jnp.where(jnp.isfinite(high), high + (middle + low), high)
 
 
 def _wide(dtype: Any) -> Any:
@@ -311,8 +311,6 @@ def _var_update(carried: _Moments, x: Any, number: Any) -> _Moments:
     before = jnp.asarray(number).astype(x.real.dtype)
     mean = _total(carried.total) / _number_like(number, x)
     square = _square(x - mean) * (before / (before + 1))
-    # the first has no distance, and infinities make the whole NaN in the end
-    square = jnp.where((before > 0) & ~jnp.isnan(square), square, 0)
     return _Moments(origin, _add(carried.total, x), _add(carried.squares, square))
 
 

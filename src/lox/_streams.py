@@ -7,6 +7,7 @@ window has so far), and the buffer (which keeps the rows that come out).
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class Stream:
         emits: whether rows leave as soon as they are complete, and the buffer is then
             empty again. If not, rows beyond its end are dropped.
         events: the number of events, if that is known.
+        then: what folds the rows of this one when they are complete.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Stream:
         window: int | None,
         size: int | None,
         emits: bool,
+        then: "Stream | None" = None,
     ) -> None:
         first = next(iter(rows.values()))
         known = first.mask is None and not first.unbounded
@@ -62,6 +65,7 @@ class Stream:
         self.window = window
         self.size = size
         self._emits = emits
+        self._then = then
         self.lanes = first.lanes
         # Lanes that may have different numbers of events have all of this apart.
         self.apart = bool(first.lanes) and (not known or first.devices)
@@ -110,6 +114,17 @@ class Stream:
     # --- the state -------------------------------------------------------------------
 
     def initial(self) -> State:
+        like = next(iter(self.rows.values())).leaves[0]
+
+        def spread(x: Any) -> Any:
+            if self.apart:
+                x = _compat.with_lanes(x, like, self.lanes)
+            return _compat.vary_like(x, self._varying)
+
+        return jax.tree.map(spread, self._start())
+
+    def _start(self) -> State:
+        """The same for a single lane, if lanes are apart."""
         state: State = {}
         if self._numbered:
             state["number"] = jnp.int32(0)
@@ -127,15 +142,7 @@ class Stream:
                 name: _buffer(kind, self.size)
                 for name, kind in self._step_types.items()
             }
-
-        def spread(x: Any) -> Any:
-            if self.apart:
-                x = _compat.with_lanes(x, like, self.lanes)
-            return _compat.vary_like(x, self._varying)
-
-        like = next(iter(self.rows.values())).leaves[0]
-
-        return jax.tree.map(spread, state) if self.apart or self._varying else state
+        return state
 
     def _fresh(self) -> dict[str, Any]:
         return {key: one.init() for key, one in self._accumulators.items()}
@@ -270,13 +277,16 @@ class Stream:
 
     def tree_of(self, key: str) -> Any:
         """The structure of the values that come out."""
+        if self._then is not None:
+            return self._then.tree_of(key)
         one = self._accumulators.get(key)
         return self.rows[key].tree if one is None else one.tree
 
     @property
     def changes_rows(self) -> bool:
         """Whether what comes out is not simply what goes in."""
-        return bool(self._accumulators) or self.interval > 1
+        reduced = self._accumulators or self._then is not None
+        return bool(reduced) or self.interval > 1
 
     @property
     def emits_late(self) -> bool:
@@ -288,8 +298,26 @@ class Stream:
         """Whether events are kept, and not only counted."""
         return bool(self._accumulators) or self.size is not None
 
-    def batch(self, state: State, lanes: int, final: bool) -> tuple[Batch, Any]:
-        """The rows that are complete; at the end, those that are left.
+    @property
+    def buffers(self) -> bool:
+        """Whether rows come out several at a time."""
+        return (self._then or self).size is not None
+
+    def left(self, state: State, lanes: int) -> Any:
+        """Whether there are rows that are not complete; with lanes apart, by lane."""
+
+        def left(state: State) -> Any:
+            return jnp.asarray(self._rest(state) > 0)
+
+        return self._mapped(left, lanes)(state)
+
+    def _rest(self, state: State) -> Any:
+        """The number of events in rows that are not complete."""
+        number = self._taken(state)
+        return _rest(number, self._period) if self._period else number
+
+    def batch(self, state: State, lanes: int, final: bool) -> Batch:
+        """The rows that are complete; at the end, those that are not.
 
         Args:
             state: the state.
@@ -297,34 +325,48 @@ class Stream:
             final: whether this is the end.
 
         Returns:
-            The rows, with their lanes in front, and whether there are any; with lanes
-            apart, by lane.
+            The rows, with their lanes in front.
         """
 
         def finish(state: State) -> Any:
-            number: Any = self._period
-            if final:
-                number = self._taken(state)
-                if self._period:
-                    number = _rest(number, self._period)
-            some = jnp.asarray(number) > 0
-            if self.size is None:
-                values = self._finished(state, number)
-                return Batch(values, state["steps"], None), some
-            window = self.window or 1
-            filled = jnp.asarray(_part(number + (window - 1), window), jnp.int32)
-            return Batch(state["rows"], state["row_steps"], filled), some
+            return self._emitted(state, self._rest(state) if final else self._period)
 
-        batch, some = self._mapped(finish, lanes)(state)
-        if self.size is None or self.apart:
-            return batch, some
+        batch = self._mapped(finish, lanes)(state)
+        if batch.filled is None or self.apart:
+            return batch
 
         def lanes_first(x: Any) -> Any:
             return jnp.moveaxis(x, 0, self.lanes)
 
         sizes = next(iter(self.rows.values())).lane_sizes()
         values, steps = jax.tree.map(lanes_first, batch[:2])
-        return Batch(values, steps, jnp.broadcast_to(batch.filled, sizes)), some
+        return Batch(values, steps, jnp.broadcast_to(batch.filled, sizes))
+
+    def _emitted(self, state: State, number: Any) -> Batch:
+        """The rows of that many taken events."""
+        if self._then is not None:
+            return self._then._emitted(*self._then._folded(state, number))
+        if self.size is None:
+            return Batch(self._finished(state, number), state["steps"], None)
+        window = self.window or 1
+        filled = jnp.asarray(_part(number + (window - 1), window), jnp.int32)
+        return Batch(state["rows"], state["row_steps"], filled)
+
+    def _folded(self, rows: State, number: Any) -> tuple[State, Any]:
+        """This stream's state after the first rows of a buffer, and their number."""
+
+        def body(state: State, row: Any) -> tuple[State, None]:
+            values, steps, i = row
+            new, _ = self._fold(state, values, steps, i < number)
+            return jax.tree.map(_like, new, state), None
+
+        start = jax.tree.map(
+            lambda x: _compat.vary_like(x, self._varying), self._start()
+        )
+        length = next(iter(jax.tree.leaves(rows["rows"]))).shape[0]
+        scanned = rows["rows"], rows["row_steps"], jnp.arange(length)
+        state, _ = jax.lax.scan(body, start, scanned)
+        return state, state["number"]
 
     @property
     def source(self) -> Source:
@@ -336,6 +378,37 @@ class Stream:
             key: one.finish(state["values"][key], number)
             for key, one in self._accumulators.items()
         }
+
+
+# A callback in a loop makes XLA run its operations one by one, so that an accumulator
+# takes longer than writing a row. Windows of up to so many bytes are folded at their
+# end.
+_MOST_UNFOLDED = 1 << 20
+
+
+def emitting(
+    rows: Mapping[str, Rows],
+    reductions: Mapping[str, Any],
+    interval: int,
+    window: int | None,
+    size: int | None,
+) -> Stream:
+    """A stream whose rows leave as soon as they are complete."""
+    if not reductions or window is None:
+        return Stream(rows, reductions, interval, window, size, emits=True)
+    then = Stream(_unbounded(rows), reductions, 1, window, size, emits=False)
+    period = window * (size or 1)
+    if period * sum(map(_bytes, then.rows.values())) > _MOST_UNFOLDED:
+        return Stream(rows, reductions, interval, window, size, emits=True)
+    return Stream(rows, {}, interval, None, period, emits=True, then=then)
+
+
+def _unbounded(rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    return {k: dataclasses.replace(one, unbounded=True) for k, one in rows.items()}
+
+
+def _bytes(row: Rows) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in row.leaves)
 
 
 # --- arithmetic --------------------------------------------------------------

@@ -16,7 +16,7 @@ from ._logdict import logdict
 from ._primitive import log_p
 from ._rows import Record, Reductions, event_of, is_reduced, rows_of
 from ._settings import default_handler
-from ._streams import Batch, Stream, Streams, groups
+from ._streams import Stream, Streams, emitting, groups
 from ._survey import survey
 from ._take import (
     Taker,
@@ -74,11 +74,10 @@ class _Tapper(Taker):
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
-                batch, _ = stream.batch(new, lanes, final=False)
-                self._deliver_batch(stream, batch, due, lanes, event.source)
+                self._deliver_batch(stream, new, due, lanes, event.source)
             else:
                 part, values = event_of(rows, event)
-                self._deliver_if(due, part, values)
+                self._deliver_if(due, values, lambda values: (part, values))
 
         record = rows_of(event, operands, self._reductions)
         left, state = self._streams.fold(state, record, emit)
@@ -97,12 +96,16 @@ class _Tapper(Taker):
         """Delivers what is left at the end."""
         for name, stream in self._streams.items():
             if stream.holds:
-                batch, some = stream.batch(state[name], stream.lanes, final=True)
-                self._deliver_batch(stream, batch, some, stream.lanes, stream.source)
+                self._deliver_batch(
+                    stream, state[name], None, stream.lanes, stream.source
+                )
 
     def _deliver_batch(
-        self, stream: Stream, batch: Batch, some: Any, lanes: int, source: Source
+        self, stream: Stream, state: Any, due: Any, lanes: int, source: Source
     ) -> None:
+        """Delivers the rows that are due; at the end (None), those that are left."""
+        final = due is None
+        some = stream.left(state, lanes) if final else due
         event = Event(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),
@@ -110,22 +113,31 @@ class _Tapper(Taker):
             source=source,
             lanes=lanes,
             masked=stream.apart,
-            buffered=batch.filled is not None,
+            buffered=stream.buffers,
         )
-        operands = Operands(
-            values=[list(batch.values[key]) for key in stream.rows],
-            steps=[batch.steps[name] for name in stream.steps],
-            mask=some if stream.apart else None,
-            filled=batch.filled,
-            anchors=[],
-        )
-        self._deliver_if(some, event, operands.flat())
 
-    def _deliver_if(self, some: Any, event: Event, operands: Sequence[Any]) -> None:
-        fixed = [jax.lax.stop_gradient(x) for x in operands]
+        def opened(held: Any) -> tuple[Event, list[Any]]:
+            state, some = held
+            batch = stream.batch(state, lanes, final)
+            operands = Operands(
+                values=[list(batch.values[key]) for key in stream.rows],
+                steps=[batch.steps[name] for name in stream.steps],
+                mask=some if stream.apart else None,
+                filled=batch.filled,
+                anchors=[],
+            )
+            return event, operands.flat()
+
+        self._deliver_if(some, (state, some), opened)
+
+    def _deliver_if(
+        self, some: Any, held: Any, opened: Callable[[Any], tuple[Event, Sequence[Any]]]
+    ) -> None:
+        """Delivers, if there is any, the event that `opened` makes of `held`."""
+        fixed = jax.tree.map(jax.lax.stop_gradient, held)
 
         def body(again: Any) -> Any:
-            self._deliver(event, fixed)
+            self._deliver(*opened(fixed))
             return jnp.zeros_like(again)
 
         # on CPUs, a loop that runs once or never costs a fifth of a conditional
@@ -399,13 +411,12 @@ def _streams(
     for keys in groups(options, closed, selection):
         reduced, _ = options[keys[0]]
         streams.append(
-            Stream(
+            emitting(
                 {key: types[key] for key in keys},
                 {key: types[key].reduce for key in keys} if reduced else {},
                 interval=interval or 1,
                 window=window if reduced else None,
                 size=buffer if window or not reduced else None,
-                emits=True,
             )
         )
     return Streams(streams)
