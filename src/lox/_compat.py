@@ -56,7 +56,9 @@ def hide_frames(directory: str) -> None:
     register_exclusion(directory)
 
 
-hide_frames(os.path.dirname(os.path.abspath(__file__)))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+hide_frames(_HERE)
+hide_frames(os.path.join(os.path.dirname(_HERE), "logify"))
 
 # --- effects -----------------------------------------------------------------
 

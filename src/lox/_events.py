@@ -26,7 +26,10 @@ class Source:
         return f"{self.file}:{self.line}"
 
 
-def user_source(skip: Iterable[str] = (PACKAGE,)) -> Source:
+_OURS = (PACKAGE, os.path.join(os.path.dirname(PACKAGE), "logify"))
+
+
+def user_source(skip: Iterable[str] = _OURS) -> Source:
     """The innermost line on the stack that is in none of the packages `skip`."""
     skipped = tuple(f"{package}{os.sep}" for package in skip)
     frame: FrameType | None = sys._getframe(1)
@@ -43,7 +46,7 @@ _JAX = jax.__path__[0]
 
 def user_line() -> tuple[str, int]:
     """The file and line that called lox, be it through JAX; for a warning."""
-    source = user_source((PACKAGE, _JAX))
+    source = user_source((*_OURS, _JAX))
     return source.file, source.line
 
 
@@ -72,6 +75,8 @@ class Event:
     tags: tuple[str, ...] = ()
     explicit: bool = False
     reduce: Any = None
+    # whose it is: the transformations of one API do not see the events of another
+    api: str = "lox"
     lanes: int = 0
     # a boolean operand says which lanes really got here
     masked: bool = False
@@ -86,6 +91,8 @@ class Event:
     sink: Sink | None = None
     # whether the sink gets it in program order
     ordered: bool = False
+    # what else its API knows of it
+    what: Any = None
     # which of the events in a loop that JAX takes apart this is (see _hooks)
     site: int = 0
 
@@ -152,16 +159,20 @@ class Selection:
     Attributes:
         argnames: names, or shell-style patterns; None takes every name.
         tags: an event passes if it has one of them; None takes every event.
+        api: whose events.
     """
 
     argnames: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
+    api: str = "lox"
 
     @classmethod
     def of(cls, argnames: Any, tags: Any) -> "Selection":
         return cls(_names("argnames", argnames), _names("tags", tags))
 
     def takes_event(self, event: Event) -> bool:
+        if event.api != self.api:
+            return False
         if self.tags is not None and not set(self.tags) & set(event.tags):
             return False
         asked = self.tags is not None or self.argnames is not None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from . import _reduce
 from ._errors import LoxTypeError, StepError
-from ._events import PACKAGE, Event, Source, user_source
+from ._events import Event, Source, user_source
 from ._logdict import RESERVED, logdict, reserved_step
 from ._primitive import log_p
 from ._transform import is_array
@@ -65,7 +65,7 @@ def log_from(
     at = f" at {source}"
     if not isinstance(data, Mapping):
         raise LoxTypeError(
-            f"`lox.log`{at} got {_describe(data)}; it takes a mapping from names to "
+            f"`lox.log`{at} got {describe(data)}; it takes a mapping from names to "
             'values, such as `lox.log({"loss": loss})`.'
         )
     if not isinstance(prefix, str) or not isinstance(explicit, bool):
@@ -124,15 +124,10 @@ def _log_event(
                 f"`lox.log`{at} got the key {key!r}; keys are strings: "
                 f"`lox.log({{{str(key)!r}: ...}})`."
             )
-        value_leaves, tree = jax.tree.flatten(value)
+        value_leaves, tree = arrays_of(value, key, f"`lox.log`{at}")
         keys.append(prefix + key)
         trees.append(tree)
-        leaves += [_array(x, key, at) for x in value_leaves]
-        if not value_leaves:
-            raise LoxTypeError(
-                f"`lox.log`{at} got {_describe(value)} for {key!r}, which holds no "
-                "array. Log an array or a number, or leave the key out."
-            )
+        leaves += value_leaves
     numbers = [_step(name, value, at) for name, value in steps.items()]
     event = Event(
         keys=tuple(keys),
@@ -161,17 +156,34 @@ def _log_event(
     )
 
 
-def _array(x: Any, key: str, at: str) -> Any:
+def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
+    """The leaves of a value as arrays, and its structure.
+
+    Args:
+        value: what was logged.
+        key: under which name.
+        call: what was called, and where.
+    """
+    leaves, tree = jax.tree.flatten(value)
+    if not leaves:
+        raise LoxTypeError(
+            f"{call} got {describe(value)} for {key!r}, which holds no array. Log an "
+            "array or a number, or leave the key out."
+        )
+    return [_array(x, key, call) for x in leaves], tree
+
+
+def _array(x: Any, key: str, call: str) -> Any:
     if not is_array(x):
         raise LoxTypeError(
-            f"`lox.log`{at} got {_describe(x)} for {key!r}; values are arrays, numbers "
-            "or pytrees of these. A name that tells events apart can go into `tags`."
+            f"{call} got {describe(x)} for {key!r}; values are arrays, numbers or "
+            "pytrees of these. A name that tells events apart can go into `tags`."
         )
     try:
         return jnp.asarray(x)
     except TypeError as error:
         raise LoxTypeError(
-            f"`lox.log`{at} cannot make an array of {key!r}: {error}"
+            f"{call} cannot make an array of {key!r}: {error}"
         ) from error
 
 
@@ -182,7 +194,7 @@ def _step(name: str, value: Any, at: str) -> Any:
         shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
         raise StepError(
             f"`lox.log`{at}: the step {name!r} must be a scalar, not "
-            f"{_describe(value)}{shape}. Log {name!r} as a value, or pass one number "
+            f"{describe(value)}{shape}. Log {name!r} as a value, or pass one number "
             "of it."
         )
     number = jnp.asarray(value)
@@ -210,11 +222,8 @@ def _prefixed(checked: Any, prefix: str) -> Any:
     return checked
 
 
-def _describe(x: Any) -> str:
+def describe(x: Any) -> str:
     text = repr(x)
     if len(text) > 60:
         text = f"{text[:57]}..."
     return f"{text} of type {type(x).__name__}"
-
-
-__all__ = ["PACKAGE", "log", "log_from"]

@@ -387,9 +387,8 @@ class logdict(dict[str, Any]):
             length = self._key(key).length()
             lanes = f" in {np.count_nonzero(number)} lanes" if number.ndim else ""
             warnings.warn_explicit(
-                f"{number.sum()} rows of {key!r} were dropped{lanes}: `lox.spool` has "
-                f"a `capacity` of {length}. Give it {length + number.max()}, or reduce "
-                f"{key!r}.",
+                f"{number.sum()} rows of {key!r} were dropped{lanes}, since `capacity` "
+                f"is {length}. Make it {length + number.max()}, or reduce {key!r}.",
                 LoxWarning,
                 *user_line(),
             )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from . import _custom_rules, _rules  # noqa: F401  (registers the rules)
+from ._events import Event
 from ._transform import Static, Transformed, check_callable, compiled
 from ._walk import Remover, Walk
 
@@ -62,5 +63,9 @@ class _Nolog(Transformed):
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-    outs, _, _ = Walk(Remover())(closed, args, ())
+    outs, _, _ = Walk(Remover(_is_ours))(closed, args, ())
     return outs, None
+
+
+def _is_ours(event: Event) -> bool:
+    return event.api == "lox"

@@ -92,19 +92,23 @@ def check(reduce: Any, where: str = "") -> Any:
                     f"`reduce`{where} has the key {key!r}; its keys are names, or "
                     "patterns of names, that `lox.log` was given."
                 )
-        return tuple((key, _name(value, where)) for key, value in reduce.items())
-    return _name(reduce, where)
+        return tuple(
+            (key, None if value is None else check_one(value, f"`reduce`{where}"))
+            for key, value in reduce.items()
+        )
+    return check_one(reduce, f"`reduce`{where}")
 
 
-def _name(reduction: Any, where: str) -> str | Reduction | None:
-    if reduction is None or isinstance(reduction, Reduction):
+def check_one(reduction: Any, what: str) -> str | Reduction:
+    """A reduction by its proper name; `what` says in errors whose it is."""
+    if isinstance(reduction, Reduction):
         return reduction
     if isinstance(reduction, str):
         name = _ALIASES.get(reduction, reduction)
         if name in NAMES:
             return name
     raise LoxValueError(
-        f"`reduce`{where} got the unknown reduction {reduction!r}; there are "
+        f"{what} got the unknown reduction {reduction!r}; there are "
         f"{', '.join(NAMES)}, and `lox.Reduction` for one of your own."
     )
 

@@ -158,9 +158,9 @@ def _unbounded(records: Sequence[Record]) -> str:
     places = {key: rows.source for record in records for key, rows in record.items()}
     keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
     return (
-        f"`lox.spool` cannot stack {keys}: the `while_loop` around it has no static "
-        "length. Give `lox.spool` a `capacity=`, the most rows to keep; reduce the key "
-        '(`reduce="mean"`); or stream it with `lox.tap`.'
+        f"cannot stack {keys}: the `while_loop` around it has no static length. Give "
+        "`lox.spool` (or `logify.logify`) a `capacity=`, the most rows to keep; reduce "
+        'the key (`reduce="mean"`); or stream it with `lox.tap`.'
     )
 
 

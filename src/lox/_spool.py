@@ -3,20 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from . import _custom_rules, _reduce, _rules  # noqa: F401  (registers the rules)
-from ._events import Event, Selection
+from . import _reduce
+from ._collect import Options, collect
+from ._events import Selection
 from ._logdict import logdict
-from ._rows import Record, Reductions, Rows, is_reduced, rows_of, to_logdict
-from ._streams import Stream, Streams, groups
-from ._survey import logs_alike, survey
-from ._take import (
-    Taker,
-    check_number,
-    check_prefix,
-    check_window,
-    is_outermost,
-    warn_unmatched,
-)
+from ._rows import to_logdict
+from ._take import check_number, check_prefix, is_outermost, warn_unmatched
 from ._transform import (
     Compiled,
     Static,
@@ -25,49 +17,10 @@ from ._transform import (
     compiled,
     remembered,
 )
-from ._walk import State, Walk, events_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Names = str | Iterable[str] | None
-
-
-class _Spooler(Taker):
-    """Gives each event back as a row, or puts it into its stream.
-
-    The state is that of the streams.
-    """
-
-    state_by_key = True
-
-    def __init__(
-        self,
-        selection: Selection,
-        keep_logs: bool,
-        outermost: bool,
-        reductions: Reductions,
-        streams: Streams,
-    ) -> None:
-        super().__init__(selection, keep_logs, outermost)
-        self._reductions = reductions
-        self._streams = streams
-
-    def take(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        record = rows_of(event, operands, self._reductions)
-        return self._streams.fold(state, record)
-
-    def part(self, state: State, eqn: Any) -> State:
-        return self._streams.part(state, eqn)
-
-    def whole(self, state: State, part: State) -> State:
-        return {**state, **part}
-
-    def logs_alike(self, rule: Any, function: Any) -> bool:
-        return not self._streams or logs_alike(
-            rule, function, self._selection, self._reductions
-        )
 
 
 @overload
@@ -204,10 +157,10 @@ class _Spool(Transformed):
         return result, logs.compact() if logs._mask else logs
 
 
-def _forms(fun: Any, options: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
+def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     """The function as it is inside another transformation, and outermost."""
-    argnames, tags, keep_logs, interval, _, reduce, prefix = options[:7]
-    window, _, capacity, _, *static_args = options[7:]
+    argnames, tags, keep_logs, interval, _, reduce, prefix = given[:7]
+    window, _, capacity, _, *static_args = given[7:]
     check_callable(fun, "spool")
     selection = Selection.of(argnames, tags)
     every = check_number(interval, "interval", "spool")
@@ -216,98 +169,15 @@ def _forms(fun: Any, options: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     asked = _reduce.check(reduce, " of `lox.spool`")
     check_prefix(prefix, "spool")
     static = Static.of(fun, *static_args)
-    key = ("spool", selection, bool(keep_logs), every, asked, prefix, width, room)
-
-    def reductions(key: str, at_call: Any) -> Any:
-        return _reduce.choose(asked, key) or _reduce.choose(at_call, key)
+    options = Options(selection, bool(keep_logs), asked, every, width, room)
 
     def form(outermost: bool) -> Compiled:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], logdict]:
             warn_unmatched(closed, selection, asked, "spool")
-            types, streams = Record(), Streams()
-            if every or width or room or _reduces(closed, selection, asked):
-                types = survey(closed, selection, reductions)
-                check_window(width, types, "spool")
-                streams = _streams(types, closed, selection, every, width, room)
-            spooler = _Spooler(selection, keep_logs, outermost, reductions, streams)
-            outs, record, state = Walk(spooler)(closed, args, streams.initial())
-            record, dropped = _joined(record, types, streams, state)
+            outs, record, dropped = collect(closed, args, options, outermost)
             return outs, to_logdict(record, prefix, dropped)
 
-        return compiled(fun, (key, outermost), lambda: (evaluate, None), static)
+        key = "spool", options, prefix, outermost
+        return compiled(fun, key, lambda: (evaluate, None), static)
 
     return form(False), form(True)
-
-
-def _reduces(closed: Any, selection: Selection, asked: Any) -> bool:
-    if asked is not None:
-        return True
-    chosen = filter(selection.takes_event, events_of(closed))
-    return any(event.reduce is not None for event in chosen)
-
-
-def _streams(
-    types: Record,
-    closed: Any,
-    selection: Selection,
-    interval: int | None,
-    window: int | None,
-    capacity: int | None,
-) -> Streams:
-    """Streams for the keys of which not every row is kept.
-
-    A key that has no bound and no room stays without: its loop will say so.
-    """
-    sizes: dict[str, tuple[int | None, bool, bool]] = {}
-    for key, rows in types.items():
-        reduced = is_reduced(rows)
-        thinned = bool(interval) and (rows.stacked or rows.unbounded)
-        if not rows.length or not (reduced or thinned or rows.unbounded):
-            continue
-        size = None
-        if not reduced or window:
-            size = capacity if rows.unbounded else _size(rows, interval, window)
-            if size is None:
-                continue
-        sizes[key] = size, reduced, rows.reduce == "first"
-    streams = []
-    for keys in groups(sizes, closed, selection):
-        size, reduced, _ = sizes[keys[0]]
-        streams.append(
-            Stream(
-                {key: types[key] for key in keys},
-                {key: types[key].reduce for key in keys} if reduced else {},
-                interval=interval or 1,
-                window=window if reduced else None,
-                size=size,
-                emits=False,
-            )
-        )
-    return Streams(streams)
-
-
-def _size(rows: Rows, interval: int | None, window: int | None) -> int:
-    taken = -(-rows.length // (interval or 1))
-    return -(-taken // window) if window and is_reduced(rows) else taken
-
-
-def _joined(
-    record: Record, types: Record, streams: Streams, state: State
-) -> tuple[Record, dict[str, Any]]:
-    """The rows of the program and of its streams, in the order in which keys came."""
-    dropped: dict[str, Any] = {}
-    found = dict(record)
-    for name, stream in streams.items():
-        reduced, lost = stream.rows_of(state[name])
-        found.update(reduced)
-        if lost is not None:
-            dropped.update(dict.fromkeys(reduced, lost))
-    joined = Record()
-    for key in types or record:
-        rows = found[key]
-        if rows.reduce is not None and key not in streams:
-            if not rows.length and is_reduced(rows):
-                continue  # of nothing, there is nothing to tell
-            rows = rows.with_time()
-        joined[key] = rows
-    return joined, dropped

@@ -30,6 +30,8 @@ class Taker(Collector):
             return False
         if not event.keys:  # it held others in a loop, which they are about to leave
             return True
+        if event.api != self._selection.api:
+            return False
         return not event.quiet or self._outermost or self._selects(event)
 
     def _selects(self, event: Event) -> bool:
@@ -63,7 +65,11 @@ is_outermost = _compat.at_top_level
 
 def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) -> None:
     """Warns of names that no event of the program has."""
-    events = [event for event in events_of(closed) if event.sink is None]
+    events = [
+        event
+        for event in events_of(closed)
+        if event.sink is None and event.api == selection.api
+    ]
     keys = list(dict.fromkeys(key for event in events for key in event.keys))
     tags = dict.fromkeys(tag for event in events for tag in event.tags)
     _warn(name, "argnames", selection.unmatched(keys), keys)
@@ -91,7 +97,7 @@ _MEANING = {
 }
 
 
-def check_number(number: Any, option: str, name: str) -> int | None:
+def check_number(number: Any, option: str, name: str, api: str = "lox") -> int | None:
     """A whole number from 1 on, or None."""
     if number is None:
         return None
@@ -99,11 +105,11 @@ def check_number(number: Any, option: str, name: str) -> int | None:
         whole = int(number.__index__())
     except (AttributeError, TypeError):
         raise LoxTypeError(
-            f"`{option}` of `lox.{name}` must be a whole number, not {number!r}."
+            f"`{option}` of `{api}.{name}` must be a whole number, not {number!r}."
         ) from None
     if isinstance(number, bool) or whole < 1:
         raise LoxValueError(
-            f"`{option}` of `lox.{name}` must be at least 1, not {number!r}: "
+            f"`{option}` of `{api}.{name}` must be at least 1, not {number!r}: "
             f"{_MEANING[option]}."
         )
     return whole

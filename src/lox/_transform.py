@@ -373,12 +373,12 @@ def compiled(
     return _cache.get(fun, (key, static), make)
 
 
-def check_callable(fun: Any, name: str) -> None:
+def check_callable(fun: Any, name: str, api: str = "lox") -> None:
     if not callable(fun):
         raise LoxTypeError(
-            f"`lox.{name}` transforms a function, but got {fun!r} of type "
+            f"`{api}.{name}` transforms a function, but got {fun!r} of type "
             f"{type(fun).__name__}. Pass the function itself, not the result of "
-            f"calling it: `lox.{name}(f)(x)`, not `lox.{name}(f(x))`."
+            f"calling it: `{api}.{name}(f)(x)`, not `{api}.{name}(f(x))`."
         )
 
 

@@ -1,0 +1,59 @@
+"""`logify.log`: one named value, and how it is reduced."""
+
+from typing import Any
+
+import lox
+from lox._errors import LoxTypeError
+from lox._events import Event, user_source
+from lox._log import arrays_of
+from lox._primitive import log_p
+from lox._reduce import check_one
+
+API = "logify"
+
+
+def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> None:
+    """Logs a value, for whatever `logify.logify` is around; without one, does nothing.
+
+    Args:
+        name: what the value is called. One name may have several reductions.
+        value: an array, a number, or a pytree of these.
+        reduction: what becomes of several values: `"replace"` keeps the last one,
+            `"append"` all of them; others are `mean sum min max first last count std
+            var` and a `lox.Reduction`.
+
+    Example:
+        >>> import logify
+        >>> def f(x):
+        ...     logify.log("x", x)
+        ...     logify.log("x", x + 1)
+        ...     return x * 2
+        >>> f(1.0)
+        2.0
+        >>> logify.logify(f)(1.0)[1]
+        {'x': {'replace': 2.0}}
+    """
+    call = f"`logify.log` at {user_source()}"
+    if not isinstance(name, str):
+        raise LoxTypeError(
+            f"{call} got the name {name!r}; names are strings: "
+            '`logify.log("loss", loss)`.'
+        )
+    reduced = check_one(reduction, f"the `reduction` of the {call}")
+    leaves, tree = arrays_of(value, name, call)
+    event = Event(
+        keys=(f"{name} ({_label(reduction)})",),
+        trees=(tree,),
+        steps=(),
+        source=user_source(),
+        reduce=reduced,
+        quiet=True,
+        api=API,
+        what=(name, reduction),
+    )
+    log_p.bind(*leaves, event=event)
+
+
+def _label(reduction: Any) -> str:
+    # two reductions of one's own under one name are two results
+    return reduction if isinstance(reduction, str) else f"reduction {id(reduction)}"

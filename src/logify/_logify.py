@@ -1,0 +1,107 @@
+"""`logify.logify`: the logs beside the result."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+from lox._collect import Options, collect
+from lox._events import Selection
+from lox._rows import to_logdict
+from lox._take import check_number, is_outermost
+from lox._transform import Static, Transformed, check_callable, compiled
+from lox._walk import events_of
+
+from ._log import API
+from ._logs import Logs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@overload
+def logify(
+    fun: Callable[P, T],
+    *,
+    capacity: int | None = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Callable[P, tuple[T, Logs]]: ...
+
+
+@overload
+def logify(
+    fun: None = None,
+    *,
+    capacity: int | None = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Callable[[Callable[P, T]], Callable[P, tuple[T, Logs]]]: ...
+
+
+def logify(
+    fun: Any = None,
+    *,
+    capacity: int | None = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+) -> Any:
+    """Makes `fun` return what `logify.log` logged in it, beside its result.
+
+    Args:
+        fun: the function; without one, a decorator with these options is returned.
+        capacity: how many values to keep of those that are appended in a loop without
+            a static length.
+        static_argnums: which arguments are static, as in `jax.jit`.
+        static_argnames: the same, by name.
+
+    Returns:
+        A function with the arguments of `fun` that returns `(result, logs)`;
+        `logs.asdict()` gives the values by name and reduction.
+
+    Example:
+        >>> import logify
+        >>> @jax.jit
+        ... @logify.logify
+        ... def f(a, b):
+        ...     logify.log("b", b, reduction="sum")
+        ...     logify.log("b", b + 1, reduction="sum")
+        ...     return a + b
+        >>> result, logs = f(1.0, 2.0)
+        >>> logs
+        {'b': {'sum': 5.0}}
+    """
+    if fun is None:
+        return lambda fun: logify(
+            fun,
+            capacity=capacity,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+    check_callable(fun, "logify", API)
+    room = check_number(capacity, "capacity", "logify", API)
+    options = Options(Selection(api=API), capacity=room)
+    static = Static.of(fun, static_argnums, static_argnames)
+
+    def form(outermost: bool) -> Any:
+        def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], Logs]:
+            outs, record, dropped = collect(closed, args, options, outermost)
+            names = {
+                event.keys[0]: event.what
+                for event in events_of(closed)
+                if options.selection.takes_event(event)
+            }
+            kept = tuple((key, *names[key]) for key in record)
+            return outs, Logs(to_logdict(record, "", dropped), kept)
+
+        key = "logify", options, outermost
+        return compiled(fun, key, lambda: (evaluate, None), static)
+
+    return _Logify(fun, (form(False), form(True)))
+
+
+class _Logify(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner, outer = self._forms
+        return (outer if is_outermost() else inner)(*args, **kwargs)

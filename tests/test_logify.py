@@ -1,0 +1,259 @@
+"""`logify`: the imperative API."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import logify
+import lox
+
+
+def values(logs):
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), logs.asdict())
+
+
+def test_the_demo_prints_what_it_promises(capsys):
+    @jax.jit
+    @logify.logify
+    def f(a, b):
+        logify.log("b", b, reduction="mean")
+        logify.log("b", b + 1, reduction="mean")
+        logify.log("b", b + 1, reduction="mean")
+        x = jnp.sum(a + b)
+        logify.log("y", x**2 - 1)
+        logify.log("y", x**2)
+        return x
+
+    out, logs = f(jnp.arange(3), jnp.zeros(3))
+    print(out)
+    print(json.dumps(logs.asdict(), indent=2, default=str))
+    expected = """3.0
+{
+  "b": {
+    "mean": "[0.6666667 0.6666667 0.6666667]"
+  },
+  "y": {
+    "replace": "9.0"
+  }
+}
+"""
+    assert capsys.readouterr().out == expected
+
+
+def test_untransformed_it_does_nothing(capsys):
+    def f(x):
+        logify.log("x", x)
+        return x + 1
+
+    assert f(1) == 2
+    assert jax.jit(f)(1) == 2
+    assert jax.grad(f)(1.0) == 1
+    jax.effects_barrier()
+    assert capsys.readouterr().out == ""
+    assert "callback" not in jax.jit(f).lower(1).as_text()
+
+
+ALL = {
+    "replace": 5.0,
+    "append": [1.0, 4.0, 5.0],
+    "mean": 10 / 3,
+    "sum": 10.0,
+    "min": 1.0,
+    "max": 5.0,
+    "first": 1.0,
+    "last": 5.0,
+    "count": 3,
+    "std": np.std([1, 4, 5]),
+    "var": np.var([1, 4, 5]),
+}
+
+
+def logs_all(x):
+    for name in ALL:
+        logify.log("x", x, reduction=name)
+
+
+def in_scan(xs):
+    return lax.scan(lambda c, x: (logs_all(x), (c, None))[1], 0.0, xs)[0]
+
+
+def in_while(xs):
+    def body(i):
+        logs_all(xs[i])
+        return i + 1
+
+    return lax.while_loop(lambda i: i < len(xs), body, 0)
+
+
+def unrolled(xs):
+    for x in xs:
+        logs_all(x)
+
+
+def in_cond(xs):
+    def one(x):
+        return lax.cond(x > 0, lambda x: (logs_all(x), x)[1], lambda x: x, x)
+
+    return lax.map(one, jnp.concatenate([jnp.zeros(1), xs]))
+
+
+@pytest.mark.parametrize("fun", [unrolled, in_scan, in_while, in_cond])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_every_reduction_everywhere(fun, wrap):
+    xs = jnp.array([1.0, 4.0, 5.0])
+    _, logs = wrap(logify.logify(fun, capacity=8))(xs)
+    found = logs.asdict()["x"]
+    assert found.keys() == ALL.keys()
+    for name, expected in ALL.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+
+
+def test_a_reduction_of_ones_own_is_its_own_key():
+    product = lox.Reduction(1.0, lambda state, x: state * x)
+    power = lox.Reduction(2.0, lambda state, x: state**x)
+
+    def f(xs):
+        def body(c, x):
+            logify.log("x", x, reduction=product)
+            logify.log("x", x, reduction=power)
+            return c, None
+
+        return lax.scan(body, 0.0, xs)[0]
+
+    found = logify.logify(f)(jnp.array([2.0, 3.0]))[1].asdict()
+    assert found["x"][product] == 6 and found["x"][power] == 64
+
+
+def test_jit_grad_and_vmap_of_a_logified_function():
+    @logify.logify
+    def f(x):
+        logify.log("x", x)
+        logify.log("square", x**2, reduction="append")
+        return x**3
+
+    assert values(jax.jit(f)(2.0)[1]) == {
+        "x": {"replace": 2.0},
+        "square": {"append": [4.0]},
+    }
+    gradient, logs = jax.grad(f, has_aux=True)(2.0)
+    assert gradient == 12 and values(logs)["x"] == {"replace": 2.0}
+    result, logs = jax.vmap(f)(jnp.array([1.0, 2.0]))
+    assert result.tolist() == [1, 8]
+    assert values(logs) == {
+        "x": {"replace": [1.0, 2.0]},
+        "square": {"append": [[1.0], [4.0]]},
+    }
+
+
+def test_it_may_also_be_outside_of_other_transformations():
+    def f(x):
+        logify.log("x", x)
+        return x**3
+
+    assert values(logify.logify(jax.jit(f))(2.0)[1]) == {"x": {"replace": 2.0}}
+    gradient, logs = logify.logify(jax.grad(f))(2.0)
+    assert gradient == 12 and values(logs) == {"x": {"replace": 2.0}}
+    logs = logify.logify(jax.vmap(f))(jnp.array([1.0, 2.0]))[1]
+    assert values(logs) == {"x": {"replace": [1.0, 2.0]}}
+
+
+def test_what_never_happened_is_absent():
+    @logify.logify
+    def f(x):
+        return lax.cond(x > 0, lambda x: (logify.log("x", x), x)[1], lambda x: x, x)
+
+    assert values(f(1.0)[1]) == {"x": {"replace": 1.0}}
+    assert f(-1.0)[1].asdict() == {}
+    assert jax.jit(f)(-1.0)[1].asdict() == {}
+
+
+def both(x):
+    lox.log({"lox": x})
+    logify.log("logify", x)
+    return x + 1
+
+
+def test_lox_and_logify_do_not_mix(capsys):
+    (result, logs), of_lox = lox.spool(logify.logify(both))(1.0)
+    assert result == 2 and values(logs) == {"logify": {"replace": 1.0}}
+    assert of_lox == {"lox": 1.0}
+    (_, of_lox), logs = logify.logify(lox.spool(both))(1.0)
+    assert of_lox == {"lox": 1.0} and values(logs) == {"logify": {"replace": 1.0}}
+    assert lox.spool(both)(1.0)[1] == {"lox": 1.0}
+    calls = []
+    lox.tap(both, calls.append)(1.0)
+    assert calls == [{"lox": 1.0}]
+    assert values(logify.logify(lox.nolog(both))(1.0)[1]) == values(logs)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == ""
+    # an event of lox that nobody takes prints, as without logify
+    logify.logify(both)(1.0)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "{'lox': 1.0}\n"
+
+
+def test_an_inner_logify_takes_its_own():
+    @logify.logify
+    def inner(x):
+        logify.log("x", x)
+        return x
+
+    @logify.logify
+    def outer(x):
+        y, logs = inner(x)
+        logify.log("y", logs.asdict()["x"]["replace"] + 1)
+        return y
+
+    _, logs = outer(1.0)
+    assert values(logs) == {"y": {"replace": 2.0}}
+
+
+def test_bad_input_is_explained():
+    with pytest.raises(
+        lox.LoxTypeError, match=r'names are strings: `logify.log\("loss'
+    ):
+        logify.log(3, 1.0)
+    with pytest.raises(lox.LoxValueError, match="`logify.log` at .*'median'; there"):
+        logify.log("x", 1.0, reduction="median")
+    with pytest.raises(lox.LoxValueError, match="unknown reduction None"):
+        logify.log("x", 1.0, reduction=None)
+    with pytest.raises(lox.LoxTypeError, match="`logify.log` at .*test_logify.*'na"):
+        logify.log("x", "name")
+    with pytest.raises(lox.LoxTypeError, match=r"`logify.logify\(f\)\(x\)`"):
+        logify.logify(3)
+    with pytest.raises(lox.LoxValueError, match="`capacity` of `logify.logify`"):
+        logify.logify(in_while, capacity=0)
+    with pytest.raises(lox.UnboundedLoopError, match=r"x \(append\).*capacity="):
+        logify.logify(in_while)(jnp.ones(3))
+
+
+def test_too_many_values_for_the_capacity_are_reported():
+    _, logs = logify.logify(in_while, capacity=2)(jnp.arange(3.0))
+    with pytest.warns(lox.LoxWarning, match=r"1 rows of 'x \(append\)' were dropped"):
+        assert logs.asdict()["x"]["append"].tolist() == [0, 1]
+
+
+def test_a_name_logged_with_different_shapes_is_an_error():
+    def f(x):
+        logify.log("x", x, reduction="mean")
+        logify.log("x", jnp.stack([x, x]), reduction="mean")
+
+    with pytest.raises(lox.ShapeError, match=r"'x \(mean\)'"):
+        logify.logify(f)(1.0)
+
+
+def test_logs_print_as_their_dict():
+    _, logs = logify.logify(both)(1.0)
+    assert repr(logs) == "{'logify': {'replace': 1.0}}"
+
+
+def test_as_a_decorator_with_options():
+    @logify.logify(static_argnums=1)
+    def f(x, name):
+        logify.log(name, x)
+
+    assert values(f(1.0, "a")[1]) == {"a": {"replace": 1.0}}
