@@ -29,6 +29,10 @@ class Accumulator(Protocol):
         """What is carried before the first event."""
         ...
 
+    def restart(self, carried: Any) -> Any:
+        """The same, from what is carried at the end of a window."""
+        ...
+
     def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
         """What is carried after an event, the `number`-th from zero."""
         ...
@@ -69,6 +73,9 @@ class _Count:
     def init(self) -> Any:
         return ()
 
+    def restart(self, carried: Any) -> Any:
+        return carried
+
     def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
         return carried
 
@@ -94,6 +101,9 @@ class _ByLeaf:
     def init(self) -> Any:
         return [self._leaf.init(kind) for kind in self._types]
 
+    def restart(self, carried: Any) -> Any:
+        return self.init()
+
     def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
         return [
             self._leaf.update(one, leaf, number)
@@ -108,7 +118,11 @@ class _ByLeaf:
 
 
 class _Users:
-    """A `lox.Reduction`, which sees the values of one lane."""
+    """A `lox.Reduction`, which sees the values of one lane.
+
+    What its functions close over may belong to a trace around this one, and can reach
+    the inside of a loop only as a carry: so it goes beside the state.
+    """
 
     counts = False
 
@@ -120,13 +134,26 @@ class _Users:
         lanes: int,
         where: str,
     ) -> None:
-        self._reduction = reduction
-        self._value_tree = tree
-        self._types = types
         self._lanes = lanes
-        zeros = tree.unflatten([_zeros(_own_type(kind, lanes)) for kind in types])
-        self._initial = _agreed_start(reduction, zeros, where)
-        result = jax.eval_shape(reduction.finish, self._initial)
+        self._lane_sizes = types[0].shape[:lanes]
+        self._value_tree = tree
+        value = tree.unflatten([_zeros(_own_type(kind, lanes)) for kind in types])
+        try:
+            start = _agreed_start(reduction, value, where)
+            self._update = jax.make_jaxpr(reduction.update)(start, value)
+            self._finish, result = jax.make_jaxpr(reduction.finish, return_shape=True)(
+                start
+            )
+        except Exception as error:
+            error.add_note(f"This was in the `lox.Reduction` of {where} of `lox.log`.")
+            raise
+        leaves, self._tree = jax.tree.flatten(start)
+        self._start = [
+            _compat.sharded_like(x, kind)
+            for x, kind in zip(leaves, self._update.out_avals, strict=True)
+        ]
+        self._held = [*self._start, *self._update.consts, *self._finish.consts]
+        self._traced = [isinstance(x, jax.core.Tracer) for x in self._held]
         self.tree = jax.tree.structure(result)
         if not self.tree.num_leaves:
             raise LoxValueError(
@@ -135,19 +162,42 @@ class _Users:
             )
 
     def init(self) -> Any:
-        sizes = self._types[0].shape[: self._lanes]
-        return jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (*sizes, *jnp.shape(x))), self._initial
-        )
+        held = [x for x, traced in zip(self._held, self._traced, strict=True) if traced]
+        return self._spread(self._start), held
+
+    def restart(self, carried: Any) -> Any:
+        start, _, _ = self._opened(carried[1])
+        return self._spread(start), carried[1]
+
+    def _spread(self, start: Sequence[Any]) -> list[Any]:
+        return [jnp.broadcast_to(x, (*self._lane_sizes, *jnp.shape(x))) for x in start]
+
+    def _opened(self, held: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The start, and what the functions close over."""
+        rest = iter(held)
+        pairs = zip(self._held, self._traced, strict=True)
+        full = [next(rest) if traced else x for x, traced in pairs]
+        middle = len(self._start)
+        end = middle + len(self._update.consts)
+        return full[:middle], full[middle:end], full[end:]
 
     def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
-        value = self._value_tree.unflatten(leaves)
-        new = self._mapped(self._reduction.update)(carried, value)
-        return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), new, carried)
+        state, held = carried
+        _, consts, _ = self._opened(held)
+
+        def update(state: list[Any], leaves: Sequence[Any]) -> list[Any]:
+            return jax.core.eval_jaxpr(self._update.jaxpr, consts, *state, *leaves)
+
+        return self._mapped(update)(state, list(leaves)), held
 
     def finish(self, carried: Any, number: Any) -> Leaves:
-        result = self._mapped(self._reduction.finish)(carried)
-        return tuple(map(jnp.asarray, jax.tree.leaves(result)))
+        state, held = carried
+        _, _, consts = self._opened(held)
+
+        def finish(state: list[Any]) -> list[Any]:
+            return jax.core.eval_jaxpr(self._finish.jaxpr, consts, *state)
+
+        return tuple(map(jnp.asarray, self._mapped(finish)(state)))
 
     def _mapped(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         for _ in range(self._lanes):
@@ -155,15 +205,16 @@ class _Users:
         return fun
 
 
-def _agreed_start(reduction: Reduction, zeros: Any, where: str) -> Any:
+def _agreed_start(reduction: Reduction, value: Any, where: str) -> Any:
     """The initial state; a Python number in it takes the dtype that it gets."""
-    start = reduction.init(zeros) if callable(reduction.init) else reduction.init
-    start = jax.tree.map(jnp.asarray, start)
+    with jax.ensure_compile_time_eval():
+        zeros = jax.tree.map(lambda x: _plain_zeros(jax.typeof(x)), value)
+        start = reduction.init(zeros) if callable(reduction.init) else reduction.init
+        start = jax.tree.map(jnp.asarray, start)
     for _ in range(2):
-        after = jax.eval_shape(reduction.update, start, zeros)
-        start = _adopt(start, after)
-    before, after = jax.eval_shape(lambda: (start, reduction.update(start, zeros)))
-    described = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", (before, after))
+        start = _adopt(start, jax.eval_shape(reduction.update, start, value))
+    after = jax.eval_shape(reduction.update, start, value)
+    described = [_describe(start), _describe(after)]
     if described[0] != described[1]:
         raise ShapeError(
             f"the `update` of the `lox.Reduction` of {where} turns a state of "
@@ -173,6 +224,14 @@ def _agreed_start(reduction: Reduction, zeros: Any, where: str) -> Any:
     return start
 
 
+def _plain_zeros(kind: Any) -> Any:
+    return _compat.zeros_of_aval(_compat.plain_type(kind))
+
+
+def _describe(state: Any) -> str:
+    return str(jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", state))
+
+
 def _adopt(start: Any, after: Any) -> Any:
     if jax.tree.structure(start) != jax.tree.structure(after):
         return start
@@ -180,7 +239,8 @@ def _adopt(start: Any, after: Any) -> Any:
     def leaf(x: Any, new: Any) -> Any:
         weak = jax.typeof(x).weak_type and x.shape == new.shape
         dtype = jnp.promote_types(x.dtype, new.dtype) if weak else x.dtype
-        return jax.lax.convert_element_type(x, dtype)
+        with jax.ensure_compile_time_eval():
+            return jax.lax.convert_element_type(x, dtype)
 
     return jax.tree.map(leaf, start, after)
 
@@ -246,12 +306,14 @@ def _total(total: _Sum) -> Any:
 
 def _wide(dtype: Any) -> Any:
     """The dtype to add up in: at least float32."""
-    dtype = inexact_dtype(dtype)
-    return jnp.promote_types(dtype, jnp.float32)
+    dtype = jnp.dtype(inexact_dtype(dtype))
+    return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
+    """What the sum of whole numbers is in: as in `jnp.sum`."""
+    unsigned = jnp.issubdtype(dtype, jnp.unsignedinteger)
+    return jax.dtypes.canonicalize_dtype(jnp.uint64 if unsigned else jnp.int64)
 
 
 def _sum_init(kind: Any) -> Any:
@@ -330,9 +392,11 @@ def _var_finish(carried: _Moments, number: Any, dtype: Any) -> Any:
 
 
 def _std_finish(carried: _Moments, number: Any, dtype: Any) -> Any:
-    wide = _var_finish(carried, number, carried.squares[0].dtype)
+    var = _var_finish(carried, number, carried.squares[0].dtype)
+    # The root has no derivative at zero, where every window begins.
+    root = jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
     real = jnp.zeros((), inexact_dtype(dtype)).real.dtype
-    return _cast(jnp.sqrt(wide), real)
+    return _cast(root, real)
 
 
 def _extreme(name: str) -> _Leaf:
@@ -342,7 +406,9 @@ def _extreme(name: str) -> _Leaf:
         """A dtype with the same order, for which there is arithmetic."""
         if jnp.issubdtype(dtype, jnp.inexact):
             return _wide(dtype)
-        return jnp.promote_types(dtype, jnp.int8)
+        if dtype == jnp.bool_ or jnp.iinfo(dtype).bits < 8:
+            return jnp.int8
+        return dtype
 
     def init(kind: Any) -> Any:
         dtype = ordered(kind.dtype)

@@ -7,9 +7,9 @@ from . import _custom_rules, _reduce, _rules  # noqa: F401  (registers the rules
 from ._events import Event, Selection
 from ._rows import Record, Reductions, Rows, is_reduced, rows_of
 from ._streams import Stream, Streams, groups
-from ._survey import logs_alike, survey
+from ._survey import logs_alike, survey, survey_equation
 from ._take import Taker, check_window
-from ._walk import State, Walk, events_of
+from ._walk import Collector, State, Walk, events_of
 
 
 class Options(NamedTuple):
@@ -63,6 +63,7 @@ class _Spooler(Taker):
 
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
+        self._options = options
         self._reductions: Reductions = options.reduction
         self._streams = streams
 
@@ -83,6 +84,15 @@ class _Spooler(Taker):
             rule, function, self._selection, self._reductions
         )
 
+    def rows_only(self, walk: Walk, eqn: Any) -> Collector | None:
+        types = survey_equation(walk, eqn, self._selection, self._reductions)
+        if any(rows.unbounded for rows in types.values()):
+            return None
+        return _Spooler(self._options, self._outermost, Streams())
+
+    def absorb(self, record: Record, state: State) -> tuple[Record, State]:
+        return self._streams.fold_all(state, record)
+
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:
     """Streams for the keys of which not every row is kept.
@@ -94,7 +104,8 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
     for key, rows in types.items():
         reduced = is_reduced(rows)
         thinned = bool(interval) and (rows.stacked or rows.unbounded)
-        if not rows.length or not (reduced or thinned or rows.unbounded):
+        happens = rows.length or rows.unbounded
+        if not happens or not (reduced or thinned or rows.unbounded):
             continue
         size = None
         if not reduced or window:
@@ -115,7 +126,7 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
                 emits=False,
             )
         )
-    return Streams(streams)
+    return Streams(streams, options.selection)
 
 
 def _size(rows: Rows, options: Options) -> int:

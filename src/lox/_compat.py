@@ -654,10 +654,10 @@ def zeros_of_aval(aval: Any) -> Any:
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
     zeros = jax.numpy.zeros(aval.shape, aval.dtype)
-    return vary_like(_sharded_like(zeros, aval), varying_axes(aval))
+    return vary_like(sharded_like(zeros, aval), varying_axes(aval))
 
 
-def _sharded_like(x: Any, aval: Any) -> Any:
+def sharded_like(x: Any, aval: Any) -> Any:
     """`x`, whose type says of its sharding what `aval` says."""
     sharding = getattr(aval, "sharding", None)
     if not getattr(getattr(sharding, "mesh", None), "are_all_axes_explicit", False):
@@ -665,6 +665,20 @@ def _sharded_like(x: Any, aval: Any) -> Any:
     else:
         is_same = jax.typeof(x).sharding == sharding
     return x if is_same else jax.sharding.reshard(x, sharding)
+
+
+def whole(x: Any) -> Any:
+    """`x`, no longer split over an explicit mesh."""
+    kind = jax.typeof(x)
+    if not is_split(kind):
+        return x
+    spec = jax.sharding.PartitionSpec()
+    return jax.sharding.reshard(x, kind.sharding.update(spec=spec))
+
+
+def plain_type(aval: Any) -> Any:
+    """A type without its sharding."""
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
 
 
 def with_lanes(x: Any, like: Any, lanes: int) -> Any:

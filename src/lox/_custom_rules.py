@@ -15,6 +15,7 @@ from ._errors import UnsupportedPrimitiveError
 from ._rows import Record, outline
 from ._walk import (
     Remover,
+    Rule,
     State,
     Walk,
     hidden_rules,
@@ -26,7 +27,25 @@ from ._walk import (
 Result = tuple[list[Any], Record, State]
 
 
+def _state_outside(inner: Rule) -> Rule:
+    """Keeps the state out of the function, if its rows can be collected instead.
+
+    What comes out of a custom function has no derivative, but what was in the state
+    before may have one.
+    """
+
+    def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+        rows_only = walk.collector.rows_only(walk, eqn) if state else None
+        if rows_only is None:
+            return inner(walk, eqn, args, state)
+        outs, record, _ = inner(Walk(rows_only), eqn, args, {})
+        return outs, *walk.collector.absorb(record, state)
+
+    return outer
+
+
 @rule("custom_jvp_call")
+@_state_outside
 def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
     new, tree = walk.rebuilt(old, state)
@@ -59,6 +78,7 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 
 
 @rule("custom_vjp_call")
+@_state_outside
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
     new, tree = walk.rebuilt(old, state)
@@ -111,12 +131,13 @@ def _evaluate_rule(
     A rule that logs what its function logs (most call it) gives these rows itself. For
     one that does not, they come from the function, whose results nobody then needs.
     """
-    outs, record, after = walk(jaxpr, ins, before)
     _, body_record, _ = body_tree.unflatten(body.out_avals)
-    rest = jax.tree.leaves((record, after))
-    same_rows = outline(record) == outline(body_record)
-    if same_rows and walk.collector.logs_alike(jaxpr, function):
-        return outs, rest
+    if walk.collector.logs_alike(jaxpr, function):
+        outs, record, after = walk(jaxpr, ins, before)
+        if outline(record) == outline(body_record):
+            return outs, jax.tree.leaves((record, after))
+    else:
+        outs, _, _ = Walk(Remover(walk.collector.wants))(jaxpr, ins, ())
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
     # what the rule leaves for others it has left already
     return outs, _compat.evaluate(without_events(body), body_args)[results:]
@@ -167,6 +188,7 @@ def _without_rows(walk: Walk, closed: Any) -> Any:
 
 
 @rule("custom_linear_solve")
+@_state_outside
 def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """Only `solve` runs; the other functions describe its derivatives."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
@@ -181,6 +203,7 @@ def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> R
 
 
 @rule("call_hi_primitive")
+@_state_outside
 def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     def run(state: State, *args: Any) -> Any:
         expanded = jax.make_jaxpr(lambda *a: _compat.expand_hijax(eqn, a))(*args)

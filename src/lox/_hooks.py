@@ -273,7 +273,11 @@ def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
         logs = bool(events_of(cond) or events_of(body))
-        if logs and _batched_predicate(axis_data, dims, params):
+        # A predicate that has lanes already gets the new ones in any case: the lanes of
+        # an event inside must begin with those of the predicate.
+        if logs and (
+            cond.out_avals[0].shape or _batched_predicate(axis_data, dims, params)
+        ):
             return _guarded_loop(rule, axis_data, args, dims, params)
         return rule(axis_data, args, dims, **params)
 
@@ -341,6 +345,8 @@ def _guarded_loop(
     inputs = [*front[:cond_consts], *front[consts:]]
     mapped = [dim is not None for dim in [*dims[:cond_consts], *dims[consts:]]]
     (go,) = _compat.evaluate(_compat.batch_jaxpr(cond, axis_data, mapped), inputs)
+    if jnp.ndim(go) == len(cond.out_avals[0].shape):
+        go = _compat.broadcast_lanes(go, axis_data)
 
     def new_body(*args: Any) -> list[Any]:
         inner, go, carry = args[:consts], args[consts], args[consts + 1 :]

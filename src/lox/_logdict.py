@@ -384,11 +384,10 @@ class logdict(dict[str, Any]):
         for key, number in lost.items():
             if not number.any():
                 continue
-            length = self._key(key).length()
             lanes = f" in {np.count_nonzero(number)} lanes" if number.ndim else ""
             warnings.warn_explicit(
-                f"{number.sum()} rows of {key!r} were dropped{lanes}, since `capacity` "
-                f"is {length}. Make it {length + number.max()}, or reduce {key!r}.",
+                f"{number.sum()} rows of {key!r} were dropped{lanes}: there were more "
+                f"than the `capacity`. Add {number.max()} to it, or reduce {key!r}.",
                 LoxWarning,
                 *user_line(),
             )
@@ -452,7 +451,7 @@ class _Slicer:
             raise LoxTypeError(
                 f"`logs.slice[...]` takes an integer or a slice, not {index!r}."
             )
-        logs = self._logs
+        logs = self._logs.compact() if self._logs._dropped else self._logs
         keys = ((key, sliced(key, logs._key(key), index)) for key in logs)
         return logs._with((key, part) for key, part in keys if part is not None)
 

@@ -172,7 +172,7 @@ def inexact_dtype(dtype: Any) -> Any:
     """What the mean of values of a dtype has."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return dtype
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.result_type(float)
 
 
 def _masked_moment(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:

@@ -135,11 +135,16 @@ def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
         keys=tuple(record),
         trees=tuple(rows.tree for rows in record.values()),
         lanes=first.lanes,
+        masked=first.mask is not None,
         anchors=0,
     )
     values = [list(rows.leaves) for rows in record.values()]
     operands = Operands(values, list(first.steps.values()), first.mask, None, [])
     return event, operands.flat()
+
+
+def masked(record: Record, mask: Any) -> Record:
+    return Record((key, rows.masked(mask)) for key, rows in record.items())
 
 
 def is_reduced(rows: Rows) -> bool:

@@ -77,14 +77,20 @@ class Stream:
                 for leaf in jax.tree.leaves(one)
             )
         )
-        inner = self.lanes if self.apart else 0
+
+        def lane_type(kind: Any) -> Any:
+            for _ in range(self.lanes if self.apart else 0):
+                kind = _compat.row_type(kind)
+            # on a device of a mesh, nothing is split any more
+            return _compat.plain_type(kind) if first.devices else kind
+
         self._types = {
-            key: [_inner_type(leaf, inner) for leaf in one.leaves]
+            key: [lane_type(leaf) for leaf in one.leaves]
             for key, one in self.rows.items()
         }
         self.steps = tuple(first.steps)
         self._step_types = {
-            name: _inner_type(step, inner)
+            name: lane_type(step)
             for name, step in self.rows[next(iter(rows))].steps.items()
         }
         self._accumulators: dict[str, Accumulator] = {
@@ -129,7 +135,9 @@ class Stream:
         if self._numbered:
             state["number"] = jnp.int32(0)
         if self._accumulators:
-            state["values"] = self._fresh()
+            state["values"] = {
+                key: one.init() for key, one in self._accumulators.items()
+            }
             state["steps"] = {
                 name: _zeros(kind) for name, kind in self._step_types.items()
             }
@@ -143,9 +151,6 @@ class Stream:
                 for name, kind in self._step_types.items()
             }
         return state
-
-    def _fresh(self) -> dict[str, Any]:
-        return {key: one.init() for key, one in self._accumulators.items()}
 
     def _row_types(self, key: str) -> Sequence[Any]:
         if key not in self._accumulators:
@@ -202,7 +207,11 @@ class Stream:
             started = place
             if self.window is not None:
                 started = _rest(place, self.window)
-                before = _choose(started == 0, self._fresh(), before)
+                fresh = {
+                    key: one.restart(before[key])
+                    for key, one in self._accumulators.items()
+                }
+                before = _choose(started == 0, fresh, before)
             after = {
                 key: one.update(before[key], values[key], started)
                 for key, one in self._accumulators.items()
@@ -360,9 +369,9 @@ class Stream:
             new, _ = self._fold(state, values, steps, i < number)
             return jax.tree.map(_like, new, state), None
 
-        start = jax.tree.map(
-            lambda x: _compat.vary_like(x, self._varying), self._start()
-        )
+        here = [_compat.varying_axes(jax.typeof(x)) for x in jax.tree.leaves(rows)]
+        varying = frozenset[Any]().union(*here)
+        start = jax.tree.map(lambda x: _compat.vary_like(x, varying), self._start())
         length = next(iter(jax.tree.leaves(rows["rows"]))).shape[0]
         scanned = rows["rows"], rows["row_steps"], jnp.arange(length)
         state, _ = jax.lax.scan(body, start, scanned)
@@ -419,12 +428,6 @@ def _one_row(rows: Rows) -> Rows:
     if not rows.stacked:
         return rows
     return dataclasses.replace(rows.arrays(_compat.row_type), stacked=False)
-
-
-def _inner_type(kind: Any, lanes: int) -> Any:
-    for _ in range(lanes):
-        kind = _compat.row_type(kind)
-    return kind
 
 
 def _zeros(kind: Any) -> Any:
@@ -486,7 +489,10 @@ def _write(buffer: Any, x: Any, index: Any, condition: Any) -> Any:
 class Streams:
     """The streams of a program; their states are a dict by name."""
 
-    def __init__(self, streams: Iterable[Stream] = ()) -> None:
+    def __init__(
+        self, streams: Iterable[Stream] = (), selection: Selection | None = None
+    ) -> None:
+        self._selection = selection or Selection()
         self._streams = {str(i): stream for i, stream in enumerate(streams)}
         self._of_key = {
             key: name for name, stream in self._streams.items() for key in stream.rows
@@ -522,7 +528,8 @@ class Streams:
         """The states of those that events inside an equation go into."""
         if not state:
             return state
-        keys = {key for event in events_inside(eqn) for key in event.keys}
+        chosen = filter(self._selection.takes_event, events_inside(eqn))
+        keys = {key for event in chosen for key in event.keys}
         names = {self._of_key[key] for key in keys if key in self._of_key}
         return {name: one for name, one in state.items() if name in names}
 
@@ -536,6 +543,27 @@ class Streams:
             for name in names
             if name in state and record.keys() >= self._streams[name].rows.keys()
         ]
+
+    def fold_all(self, state: Any, record: Record) -> tuple[Record, Any]:
+        """Puts rows of many events into their streams, one after the other."""
+        for name in self._taking(record, state):
+            stream = self._streams[name]
+            rows = Record((key, record[key]) for key in stream.rows)
+
+            def body(one: State, row: Record, stream: Stream = stream) -> Any:
+                row = Record(
+                    (key, dataclasses.replace(rows, stacked=False))
+                    for key, rows in row.items()
+                )
+                return stream.fold(one, row)[0], None
+
+            if next(iter(rows.values())).stacked:
+                new, _ = jax.lax.scan(body, state[name], rows)
+            else:
+                new, _ = body(state[name], rows)
+            state = {**state, name: new}
+            record = Record((k, one) for k, one in record.items() if k not in rows)
+        return record, state
 
     def fold(
         self, state: Any, record: Record, then: Emit | None = None

@@ -5,13 +5,15 @@ shapes must be known by then. The survey evaluates the program's types alone, by
 very traversal that will evaluate its values later, and gives the types of all rows.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
+from . import _compat
 from ._events import Event, Selection
 from ._rows import Record, outline, rows_of
 from ._take import Taker
-from ._walk import State, Walk
+from ._walk import State, Walk, events_of
 
 
 class _Surveyor(Taker):
@@ -42,8 +44,26 @@ def survey(closed: Any, selection: Selection, reductions: Any) -> Record:
     return record
 
 
+def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any) -> Any:
+    """The same of a single equation."""
+    surveying = Walk(_Surveyor(selection, reductions))
+
+    def rows(*args: Any) -> Record:
+        return walk.rule_for(eqn)(surveying, eqn, list(args), ())[1]
+
+    avals = [var.aval for var in eqn.invars]
+    like = next(iter(_compat.jaxprs_in(eqn.params)))
+    new, tree, _ = _compat.trace(rows, avals, like)
+    return tree.unflatten(new.out_avals)
+
+
 def logs_alike(first: Any, second: Any, selection: Selection, reductions: Any) -> bool:
     """Whether two programs log the same keys, as often and in the same shapes."""
-    return outline(survey(first, selection, reductions)) == outline(
-        survey(second, selection, reductions)
-    )
+
+    def together(closed: Any) -> Any:
+        events = filter(selection.takes_event, events_of(closed))
+        return collections.Counter(event.keys for event in events)
+
+    return together(first) == together(second) and outline(
+        survey(first, selection, reductions)
+    ) == outline(survey(second, selection, reductions))

@@ -9,7 +9,7 @@ from . import _compat, _reduce
 from ._errors import LoxTypeError, LoxValueError, LoxWarning
 from ._events import Event, Selection, user_line
 from ._primitive import log_p
-from ._rows import Record
+from ._rows import Record, is_reduced
 from ._walk import Collector, State, events_of
 
 
@@ -117,14 +117,14 @@ def check_number(number: Any, option: str, name: str, api: str = "lox") -> int |
 
 def check_window(window: int | None, types: Record, name: str) -> None:
     """A window of keys that nobody reduces would mean nothing."""
-    if window is None or any(rows.reduce is not None for rows in types.values()):
+    if window is None or any(map(is_reduced, types.values())):
         return
     keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
     if keys:
         raise LoxValueError(
-            f"`window` of `lox.{name}` needs a reduction, and {keys} has none. Add "
-            f'`reduce="mean"`, or another one, to `lox.{name}` or to the `lox.log`; to '
-            f"keep one event out of {window}, write `interval={window}`."
+            f"`window` of `lox.{name}` needs a reduction to one row, and {keys} has "
+            f'none. Add `reduce="mean"`, or another one, to `lox.{name}` or to the '
+            f"`lox.log`; to keep one event out of {window}, write `interval={window}`."
         )
 
 

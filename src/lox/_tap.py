@@ -14,10 +14,10 @@ from ._events import Event, Operands, Selection, Source
 from ._host import CallbackSink, callback_errors
 from ._logdict import logdict
 from ._primitive import log_p
-from ._rows import Record, Reductions, event_of, is_reduced, rows_of
+from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._settings import default_handler
 from ._streams import Stream, Streams, emitting, groups
-from ._survey import survey
+from ._survey import logs_alike, survey
 from ._take import (
     Taker,
     check_number,
@@ -76,6 +76,8 @@ class _Tapper(Taker):
             if stream.holds:
                 self._deliver_batch(stream, new, due, lanes, event.source)
             else:
+                if stream.apart:  # each lane has its own turn
+                    rows = masked(rows, due)
                 part, values = event_of(rows, event)
                 self._deliver_if(due, values, lambda values: (part, values))
 
@@ -92,13 +94,19 @@ class _Tapper(Taker):
     def whole(self, state: State, part: State) -> State:
         return {**state, **part} if state else part
 
+    def logs_alike(self, rule: Any, function: Any) -> bool:
+        return not self._streams or logs_alike(
+            rule, function, self._selection, self._reductions
+        )
+
     def flush(self, state: State) -> None:
         """Delivers what is left at the end."""
         for name, stream in self._streams.items():
             if stream.holds:
-                self._deliver_batch(
-                    stream, state[name], None, stream.lanes, stream.source
-                )
+                left = state[name]
+                if stream.apart:  # the callback gets whole values in any case
+                    left = jax.tree.map(_compat.whole, left)
+                self._deliver_batch(stream, left, None, stream.lanes, stream.source)
 
     def _deliver_batch(
         self, stream: Stream, state: Any, due: Any, lanes: int, source: Source
@@ -419,4 +427,4 @@ def _streams(
                 size=buffer if window or not reduced else None,
             )
         )
-    return Streams(streams)
+    return Streams(streams, selection)

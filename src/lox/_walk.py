@@ -56,6 +56,15 @@ class Collector:
         del state
         return part
 
+    def rows_only(self, walk: "Walk", eqn: Any) -> "Collector | None":
+        """What collects the rows of an equation, to be put into the state after it."""
+        del walk, eqn
+        return None
+
+    def absorb(self, record: Record, state: State) -> tuple[Record, State]:
+        """Puts rows into the state; gives back those that do not belong there."""
+        return record, state
+
     def logs_alike(self, rule: Any, function: Any) -> bool:
         """Whether a derivative rule puts into the state what its function would."""
         del rule, function
@@ -153,7 +162,7 @@ class Walk:
                     outs = _compat.bind(eqn, ins, **changes)
                 else:
                     part = self.collector.part(state, eqn)
-                    outs, record, part = self._rule_for(eqn)(self, eqn, ins, part)
+                    outs, record, part = self.rule_for(eqn)(self, eqn, ins, part)
                     state = self.collector.whole(state, part)
                     if record:
                         records.append(record)
@@ -174,7 +183,7 @@ class Walk:
         """Whether the collector wants any event in this jaxpr."""
         return any(self.collector.wants(event) for event in events_of(jaxpr))
 
-    def _rule_for(self, eqn: Any) -> Rule:
+    def rule_for(self, eqn: Any) -> Rule:
         found = _rules.get(eqn.primitive.name)
         if found is not None:
             return found
