@@ -259,6 +259,22 @@ def test_a_reduction_may_give_another_structure():
     assert logs["x"] == {"low": 1.0, "high": 3.0}
 
 
+def test_logs_can_be_reduced_by_it_later():
+    xs = jnp.arange(10.0).reshape(5, 2)
+    logs = lox.spool(scanned)(xs)[1]
+    assert logs.reduce(average) == reduced(xs, "mean")
+    on_host = jax.tree.map(np.asarray, logs).reduce({"x": average})
+    assert isinstance(on_host["x"], np.ndarray) and on_host == reduced(xs, "mean")
+    ns = jnp.array([2, 1, 4])
+    for spooled in (
+        jax.vmap(lox.spool(counted, capacity=5)),
+        lox.spool(jax.vmap(counted), capacity=5),
+    ):
+        lanes = spooled(ns)[1].reduce(average).lanes()
+        assert [float(lane["i"]) for lane in lanes] == [0.5, 0, 1.5]
+        assert [int(lane.step["i"]) for lane in lanes] == [10, 0, 30]
+
+
 # --- windows and intervals ---------------------------------------------------
 
 

@@ -251,6 +251,47 @@ def _own_type(kind: Any, lanes: int) -> Any:
     return kind
 
 
+def fold_stacked(
+    reduction: Reduction,
+    tree: Any,
+    leaves: Sequence[Any],
+    lanes: int,
+    mask: Any,
+    key: str,
+) -> tuple[Leaves, Any]:
+    """Reduces rows that are stacked already, along their first axis.
+
+    Args:
+        reduction: the reduction.
+        tree: the structure of the value.
+        leaves: its leaves, of shape `(time, *lanes, *own)`.
+        lanes: how many lane axes there are.
+        mask: which rows happened, of shape `(time, *lanes)`; None for all.
+        key: whose rows these are.
+
+    Returns:
+        The leaves of the reduced value, and its structure.
+    """
+    rows = [jnp.asarray(leaf) for leaf in leaves]
+    types = [_compat.row_type(jax.typeof(leaf)) for leaf in rows]
+    one = _Users(reduction, tree, types, lanes, repr(key))
+
+    def body(carried: Any, row: Any) -> tuple[Any, None]:
+        leaves, happened = row
+        state, held = one.update(carried, leaves, None)
+        if happened is not None:
+
+            def choose(new: Any, old: Any) -> Any:
+                shape = happened.shape + (1,) * (new.ndim - happened.ndim)
+                return jnp.where(happened.reshape(shape), new, old)
+
+            state = jax.tree.map(choose, state, carried[0])
+        return (state, held), None
+
+    carried, _ = jax.lax.scan(body, one.init(), (rows, mask))
+    return one.finish(carried, None), one.tree
+
+
 # --- leaf by leaf ------------------------------------------------------------
 
 

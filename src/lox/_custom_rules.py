@@ -35,7 +35,8 @@ def _state_outside(inner: Rule) -> Rule:
     """
 
     def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-        rows_only = walk.collector.rows_only(walk, eqn) if state else None
+        streams = walk.collector.state_by_key and state
+        rows_only = walk.collector.rows_only(walk, eqn) if streams else None
         if rows_only is None:
             return inner(walk, eqn, args, state)
         outs, record, _ = inner(Walk(rows_only), eqn, args, {})

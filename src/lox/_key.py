@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat, _reduce
+from ._accumulators import fold_stacked
 from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
 
 
@@ -132,13 +133,15 @@ class Key(NamedTuple):
         shape = np.shape(leaf)[: np.ndim(leaf) - own]
         return self._replace(mask=_module(leaf).ones(shape, dtype=bool))
 
-    def reduced(self, key: str, name: str | None) -> "Key":
+    def reduced(self, key: str, name: Any) -> "Key":
         if name is None:
             return self
         if name == "append":
             return self.stacked()
         rows = self.stacked()
         info = rows.info
+        if isinstance(name, _reduce.Reduction):
+            return rows._folded(key, name)
         leaves, tree = jax.tree.flatten(rows.value)
         reduced = []
         for leaf, own in zip(leaves, info.ndims, strict=True):
@@ -155,19 +158,51 @@ class Key(NamedTuple):
         ndims = info.ndims
         if name == "count":  # one number for the whole value
             reduced, ndims, tree = reduced[:1], (0,), jax.tree.structure(0)
-        pick = "first" if name == "first" else "last"
-        steps = {
-            step: _reduce.reduce_stacked(
-                pick, value, info.time_axis(value, 0), info.lanes, rows.mask
-            )
-            for step, value in rows.steps.items()
-            if rows.length()  # of no rows, there is no last step either
-        }
+        steps = rows._picked_steps("first" if name == "first" else "last")
         info = info._replace(stacked=False, ndims=ndims)
-        mask = rows.mask
-        if mask is not None:
-            mask = mask.any(axis=rows.info.time_axis(mask, 0))
-        return Key(tree.unflatten(reduced), steps, mask, info, rows.dropped)
+        value = tree.unflatten(reduced)
+        return Key(value, steps, rows._any_happened(), info, rows.dropped)
+
+    def _picked_steps(self, which: str) -> dict[str, Any]:
+        axis = self.info.time_axis
+        return {
+            step: _reduce.reduce_stacked(
+                which, value, axis(value, 0), self.info.lanes, self.mask
+            )
+            for step, value in self.steps.items()
+            if self.length()  # of no rows, there is no last step either
+        }
+
+    def _any_happened(self) -> Any:
+        if self.mask is None:
+            return None
+        return self.mask.any(axis=self.info.time_axis(self.mask, 0))
+
+    def _folded(self, key: str, reduction: "_reduce.Reduction") -> "Key":
+        """Reduced by a reduction of the user's."""
+        leaves, tree = jax.tree.flatten(self.value)
+        outer = self.info.time_axis(leaves[0], self.info.ndims[0])
+        on_host = not any(isinstance(leaf, jax.Array) for leaf in leaves)
+        time_first = self.arrays(lambda x, axis: _module(x).moveaxis(x, axis, 0))
+        reduced, tree = fold_stacked(
+            reduction,
+            tree,
+            jax.tree.leaves(time_first.value),
+            outer + self.info.lanes,
+            time_first.mask,
+            key,
+        )
+        if on_host:
+            reduced = tuple(map(np.asarray, reduced))
+        lanes = outer + self.info.lanes
+        ndims = tuple(np.ndim(leaf) - lanes for leaf in reduced)
+        return Key(
+            tree.unflatten(reduced),
+            self._picked_steps("last"),
+            self._any_happened(),
+            self.info._replace(stacked=False, ndims=ndims),
+            self.dropped,
+        )
 
     def compacted(self) -> "Key | None":
         if self.mask is None:

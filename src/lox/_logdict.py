@@ -314,8 +314,9 @@ class logdict(dict[str, Any]):
         """Reduces every key over time, and over time only.
 
         Args:
-            reduce: one of `mean sum min max first last count std var append`, or a
-                dict from names or patterns to these; keys not in it stay as they are.
+            reduce: one of `mean sum min max first last count std var append` or a
+                `lox.Reduction`, or a dict from names or patterns to these; keys not in
+                it stay as they are.
 
         Returns:
             The reduced logs; each key has the step of its last row (of its first, for

@@ -405,15 +405,12 @@ def emitting(
     """A stream whose rows leave as soon as they are complete."""
     if not reductions or window is None:
         return Stream(rows, reductions, interval, window, size, emits=True)
-    then = Stream(_unbounded(rows), reductions, 1, window, size, emits=False)
+    then = Stream(rows, reductions, 1, window, size, emits=False)
+    then.events = None  # it gets what a buffer has, which may not be full
     period = window * (size or 1)
     if period * sum(map(_bytes, then.rows.values())) > _MOST_UNFOLDED:
         return Stream(rows, reductions, interval, window, size, emits=True)
     return Stream(rows, {}, interval, None, period, emits=True, then=then)
-
-
-def _unbounded(rows: Mapping[str, Rows]) -> dict[str, Rows]:
-    return {k: dataclasses.replace(one, unbounded=True) for k, one in rows.items()}
 
 
 def _bytes(row: Rows) -> int:
