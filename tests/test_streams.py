@@ -247,6 +247,16 @@ def test_a_reduction_may_close_over_what_is_traced(window):
 
     xs = jnp.array([1.0, 2.0])
     assert jnp.ravel(f(0.5, xs)["x"]) == 0.5 * (0.5 * 0.5 + 1) + 2 - 0.5
+    calls = []
+
+    @jax.jit
+    def g(decay, xs):
+        smooth = lox.Reduction(decay, lambda s, x: decay * s + x)
+        return lox.tap(scanned, calls.append, reduce=smooth, window=window)(xs)
+
+    g(0.5, xs)
+    jax.effects_barrier()
+    assert [float(c["x"]) for c in calls] == [0.5 * (0.5 * 0.5 + 1) + 2]
 
 
 def test_a_reduction_may_give_another_structure():
@@ -649,6 +659,16 @@ def test_lanes_have_buffers_of_their_own(around, options):
     for n in ns.tolist():
         mine = [c for c in calls if np.ravel(c.n["i"])[0] == n]
         assert mine == tapped(f, n, **options)
+
+
+def test_lanes_that_stay_together_share_a_count():
+    xs = jnp.arange(6.0).reshape(2, 3)
+    calls = tapped(jax.vmap(scanned), xs, reduce="mean", window=2)
+    assert [float(c["x"]) for c in calls] == [0.5, 3.5, 2, 5]
+    calls = tapped(jax.vmap(scanned), xs, buffer=2, batched=True)
+    assert [c["x"].tolist() for c in calls] == [[[0, 3], [1, 4]], [[2, 5]]]
+    logs = lox.spool(jax.vmap(scanned), reduce="mean", window=2)(xs)[1]
+    assert logs["x"].tolist() == [[0.5, 3.5], [2, 5]] and not logs.mask
 
 
 def test_batched_buffers_have_all_lanes():

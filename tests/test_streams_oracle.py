@@ -17,7 +17,7 @@ ROOM = 200  # more rows than any of the programs logs of a key
 
 
 def check(seed: int) -> None:
-    loose = seed % 2 == 1
+    loose = seed % 4 > 1
     program = oracle.generate(seed, loose=loose)
     function = oracle.function(program)
     options = streams_oracle.options(seed)
@@ -33,7 +33,7 @@ def check(seed: int) -> None:
     ]
     if not loose:
         modes += [check_spool_grad, check_grad_spool, check_tap_grad]
-    first = seed // 2
+    first = seed // 4
     for number in {first, first * 3 + 1}:
         modes[number % len(modes)](program, function, options)
 
@@ -123,6 +123,6 @@ def assert_tapped_lanes(calls, program, options):
         streams_oracle.assert_tapped(mine, events, options, room)
 
 
-@pytest.mark.parametrize("seed", [20_000 + s for s in SEEDS])
+@pytest.mark.parametrize("seed", [20_000 + s for s in SEEDS[::2]])
 def test_a_random_program_streams_what_numpy_makes_of_its_plain_run(seed):
     check(seed)

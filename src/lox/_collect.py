@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from . import _custom_rules, _reduce, _rules  # noqa: F401  (registers the rules)
 from ._events import Event, Selection
 from ._rows import Record, Reductions, Rows, is_reduced, rows_of
-from ._streams import Stream, Streams, groups
+from ._stream import Stream
+from ._streams import Streams, groups
 from ._survey import logs_alike, survey, survey_equation
 from ._take import Taker, check_window
 from ._walk import Collector, State, Walk, events_of

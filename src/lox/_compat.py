@@ -657,6 +657,11 @@ def zeros_of_aval(aval: Any) -> Any:
     return vary_like(sharded_like(zeros, aval), varying_axes(aval))
 
 
+def strong_zeros(aval: Any, dtype: Any = None) -> Any:
+    """Zeros of a type, but not of a weak one; of another dtype, if one is given."""
+    return zeros_of_aval(aval.update(dtype=dtype or aval.dtype, weak_type=False))
+
+
 def sharded_like(x: Any, aval: Any) -> Any:
     """`x`, whose type says of its sharding what `aval` says."""
     sharding = getattr(aval, "sharding", None)

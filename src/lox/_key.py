@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat, _reduce
-from ._accumulators import fold_stacked
 from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
+from ._user_accumulator import fold_stacked
 
 
 class KeyInfo(NamedTuple):

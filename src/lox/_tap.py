@@ -16,7 +16,8 @@ from ._logdict import logdict
 from ._primitive import log_p
 from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._settings import default_handler
-from ._streams import Stream, Streams, emitting, groups
+from ._stream import Stream
+from ._streams import Streams, emitting, groups
 from ._survey import logs_alike, survey
 from ._take import (
     Taker,
