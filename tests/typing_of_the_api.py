@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import assert_type
 
+import logify
 import lox
 
 
@@ -32,3 +33,18 @@ assert_type(h(1.0), str)
 handler: Callable[[lox.logdict], None] = lambda logs: None  # noqa: E731
 lox.set_default(handler)
 error: type[Exception] = lox.LoxError
+
+
+smooth = lox.Reduction(0.0, lambda state, x: 0.9 * state + 0.1 * x)
+assert_type(lox.spool(f, reduce=smooth, window=2)(1.0), tuple[int, lox.logdict])
+assert_type(lox.tap(f, print, reduce="mean", buffer=3)(1.0), int)
+assert_type(logify.logify(f)(1.0), tuple[int, logify.Logs])
+
+
+@logify.logify(capacity=3)
+def logified(x: float) -> int:
+    logify.log("x", x, reduction=smooth)
+    return int(x)
+
+
+assert_type(logified(1.0), tuple[int, logify.Logs])

@@ -730,7 +730,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
     if kind is not None:
         return frozenset(kind.varying)
-    return frozenset(getattr(aval, "vma", ()))
+    return frozenset(getattr(aval, "vma", None) or ())
 
 
 def vary_like(x: Any, axes: frozenset[Any]) -> Any:
