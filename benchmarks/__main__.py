@@ -2,12 +2,12 @@
 
 import sys
 
-from . import compiled, eager, lanes, removed, streaming, streams, tracing
+from . import compiled, eager, lanes, removed, store, streaming, streams, tracing
 from .figure import HEADER
 
 TOPICS = {
     module.__name__.rpartition(".")[2]: module
-    for module in (eager, compiled, removed, tracing, streams, streaming, lanes)
+    for module in (eager, compiled, removed, tracing, streams, streaming, lanes, store)
 }
 
 

@@ -14,6 +14,7 @@ from ._errors import (
     LoxWarning as LoxWarning,
     ShapeError as ShapeError,
     StepError as StepError,
+    StoreError as StoreError,
     UnboundedLoopError as UnboundedLoopError,
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
@@ -21,6 +22,7 @@ from ._log import log as log
 from ._logdict import logdict as logdict
 from ._nolog import nolog as nolog
 from ._reduce import Reduction as Reduction
+from ._saving import load as load, runs as runs, save as save
 from ._settings import set_default as set_default
 from ._spool import spool as spool
 from ._tap import tap as tap

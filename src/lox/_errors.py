@@ -11,6 +11,7 @@ __all__ = [
     "LoxWarning",
     "ShapeError",
     "StepError",
+    "StoreError",
     "UnboundedLoopError",
     "UnsupportedPrimitiveError",
 ]
@@ -38,6 +39,10 @@ class DtypeError(LoxError, TypeError):
 
 class StepError(LoxError, ValueError):
     """One key was logged with different steps, or a step is no scalar."""
+
+
+class StoreError(LoxError, ValueError):
+    """A store on disk cannot be read or written."""
 
 
 class UnboundedLoopError(LoxError, ValueError):

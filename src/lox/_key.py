@@ -229,6 +229,11 @@ class Key(NamedTuple):
         whole = mask.take(kept, axis=axis).all()
         return new._replace(mask=None) if whole else new
 
+    def outer_lanes(self) -> int:
+        """How many lane axes a `vmap` around the transformation put in front."""
+        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        return self.info.time_axis(leaf, own)
+
     def lane_count(self) -> int | None:
         leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
         outer = self.info.time_axis(leaf, own)

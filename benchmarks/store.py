@@ -1,0 +1,59 @@
+"""The store: appending rows, and loading them, against NumPy's bare files."""
+
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+import lox
+from lox._saving import create_run
+from lox._store import Writer
+
+from .figure import Figure
+from .interleaved import best_times
+
+_BATCH = 100
+_KEYS = "abcde"  # and a step
+_SCALARS = 10_000_000
+
+
+def figures() -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield from _append(pathlib.Path(directory))
+        yield from _load(pathlib.Path(directory))
+
+
+def _batch() -> lox.logdict:
+    rows = np.arange(_BATCH, dtype=np.float32)
+    steps = {"step": dict.fromkeys(_KEYS, np.arange(_BATCH))}
+    return lox.logdict(dict.fromkeys(_KEYS, rows), steps, stacked=True)
+
+
+def _append(directory: pathlib.Path) -> Iterator[Figure]:
+    logs = _batch()
+    writer = Writer(create_run(directory / "append", "x"))
+    raw = np.zeros(_BATCH, [*((key, "<f4") for key in _KEYS), ("step", "<i8")])
+    with open(directory / "raw", "ab", buffering=0) as file:
+        time, bare = best_times(
+            lambda: writer.write(logs), lambda: raw.tofile(file), calls=200, rounds=15
+        )
+    yield Figure(
+        f"store, append {_BATCH} rows x 6 columns / `ndarray.tofile`", time / bare, 3.0
+    )
+    for _ in range(1_000_000 // _BATCH):
+        writer.write(logs)
+    (late,) = best_times(lambda: writer.write(logs), calls=200, rounds=15)
+    yield Figure("  row 1,000,000 / row 1,000", late / time, 1.1)
+    writer.close()
+
+
+def _load(directory: pathlib.Path) -> Iterator[Figure]:
+    rows = np.arange(_SCALARS, dtype=np.float32)
+    lox.save(lox.logdict({"x": rows}, stacked=True), directory / "load")
+    np.save(directory / "x.npy", rows)
+    time, bare = best_times(
+        lambda: lox.load(directory / "load")["x"],
+        lambda: np.load(directory / "x.npy"),
+    )
+    yield Figure("store, load 1e7 scalars / `numpy.load`", time / bare, 2.0)

@@ -1,0 +1,269 @@
+"""`lox.save`, `lox.load` and `lox.runs`."""
+
+import atexit
+import collections
+import os
+import pathlib
+import platform
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import _compat
+from ._errors import LoxTypeError, LoxValueError, LoxWarning, StoreError
+from ._events import Event, user_line, user_source
+from ._host import CallbackSink
+from ._logdict import logdict
+from ._primitive import log_p
+from ._store import RUN_FILE, VERSION, Run, Writer, write_json
+from ._take import is_outermost
+
+Path = str | os.PathLike[str]
+_MODES = {
+    "a": "append to a run that is there already",
+    "w": "replace it",
+    "x": "refuse",
+}
+
+
+def create_run(
+    path: pathlib.Path,
+    mode: str,
+    key: Any = None,
+    config: Mapping[str, Any] | None = None,
+) -> pathlib.Path:
+    """Makes a run's directory, or finds it, as the mode says."""
+    if (path / RUN_FILE).exists():
+        if mode == "a":
+            return path
+        if mode == "x":
+            raise StoreError(
+                f"there is a run at {path} already. Choose another place or key, or "
+                'say what to do with it: `mode="a"` appends, `mode="w"` replaces it.'
+            )
+        shutil.rmtree(path)
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StoreError(f"{path} is there already, and is no run of lox's.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / RUN_FILE, _about(path, key, config))
+    except OSError as error:
+        raise StoreError(f"cannot make a run at {path}: {error}.") from error
+    return path
+
+
+def _about(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:
+    from . import __version__
+
+    return {
+        "version": VERSION,
+        "name": path.name,
+        "key": None if key is None else np.asarray(key).tolist(),
+        "config": dict(config or {}),
+        "started": time.time(),
+        "versions": {
+            "lox": __version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def key_data(key: Any) -> Any:
+    """The words of a PRNG key: typed, raw, or made of a number."""
+    if isinstance(key, int):
+        key = jax.random.key(key)
+    if jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        return jax.random.key_data(key)
+    if getattr(key, "dtype", None) != np.uint32 or key.ndim == 0:
+        raise LoxTypeError(
+            f"a run's `key` must be a key of `jax.random` or a number, not {key!r}."
+        )
+    return key
+
+
+def run_name(words: Any) -> str:
+    return "-".join(f"{int(word):08x}" for word in np.ravel(words))
+
+
+class _Writers:
+    """The writers of this process, the last used of which stay open."""
+
+    _MOST = 64
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: collections.OrderedDict[Any, Writer] = collections.OrderedDict()
+
+    def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
+        name = (os.getpid(), path.resolve())
+        with self._lock:
+            if mode == "w":
+                self._close(name)
+            writer = self._open.get(name)
+            if writer is None or mode == "x":
+                writer = self._open[name] = Writer(create_run(path, mode, key))
+            self._open.move_to_end(name)
+            while len(self._open) > self._MOST:
+                self._close(next(iter(self._open)))
+            try:
+                writer.write(logs)
+            except OSError as error:
+                self._open.pop(name, None)
+                raise StoreError(f"cannot write to {path}: {error}.") from error
+
+    def _close(self, name: Any) -> None:
+        writer = self._open.pop(name, None)
+        if writer is not None:
+            writer.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for name in list(self._open):
+                self._close(name)
+
+
+_writers = _Writers()
+atexit.register(_writers.close)
+
+
+def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
+    """Saves logs to disk; inside `jax.jit` and `jax.vmap` too.
+
+    Args:
+        logs: a `lox.logdict`, or a dict of values.
+        path: a run's directory; if there is a `key`, that of a store of runs.
+        mode: what to do if there is such a run already: `"a"` appends to it, `"w"`
+            replaces it, `"x"` refuses.
+        key: a key of `jax.random`, or a number, that names the run. Under `jax.vmap`,
+            each lane with its own key is a run of its own.
+
+    Example:
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/run"
+        >>> logs = lox.logdict({"loss": jnp.array([2.0, 1.0])}, stacked=True)
+        >>> lox.save(logs, path)
+        >>> lox.save(logs, path)
+        >>> lox.load(path)
+        {'loss': [2.0, 1.0, 2.0, 1.0]}
+    """
+    if not isinstance(logs, Mapping):
+        raise LoxTypeError(
+            f"`lox.save` takes a `lox.logdict` or a dict of values, not {logs!r}."
+        )
+    if mode not in _MODES:
+        known = ", ".join(f"{m!r} ({what})" for m, what in _MODES.items())
+        raise LoxValueError(f"`mode` of `lox.save` is {mode!r}; there are {known}.")
+    logs = logs if isinstance(logs, logdict) else logdict(logs)
+    words = None if key is None else key_data(key)
+    if is_outermost():
+        _save(pathlib.Path(path), mode, words, logs)
+        return
+    leaves, tree = jax.tree.flatten((logs, words))
+    event = Event(
+        keys=("logs",),
+        trees=(tree,),
+        steps=(),
+        source=user_source(),
+        sink=_SaveSink(pathlib.Path(path), mode),
+        ordered=not _compat.partly_manual(),
+    )
+    log_p.bind(*map(jax.numpy.asarray, leaves), event=event)
+
+
+class _SaveSink(CallbackSink):
+    """Saves what a program hands over, a lane at a time."""
+
+    def __init__(self, path: pathlib.Path, mode: str) -> None:
+        super().__init__(self._write)
+        self._to = path, mode
+
+    def _write(self, payload: logdict) -> None:
+        logs, words = payload["logs"]
+        _save(*self._to, words, logs)
+
+    # the same program is compiled once, however often it is traced
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _SaveSink and other._to == self._to
+
+    def __hash__(self) -> int:
+        return hash(self._to)
+
+
+def _save(path: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
+    if words is None:
+        _writers.write(path, mode, None, logs)
+    elif np.ndim(words) == 1:
+        _writers.write(path / run_name(words), mode, words, logs)
+    else:
+        lanes = logs.lanes()
+        if len(lanes) != len(words):
+            raise LoxValueError(
+                f"`lox.save` got {len(words)} keys for logs of {len(lanes)} lane(s)."
+            )
+        for lane, key in zip(lanes, words, strict=True):
+            _save(path, mode, key, lane)
+
+
+def runs(path: Path) -> list[Run]:
+    """The runs of a store, the oldest first.
+
+    Example:
+        >>> import tempfile
+        >>> store = tempfile.mkdtemp()
+        >>> for seed in range(2):
+        ...     lox.save({"loss": seed / 2}, store, key=seed)
+        >>> [run.name for run in lox.runs(store)]
+        ['00000000-00000000', '00000000-00000001']
+        >>> lox.runs(store)[1].load()
+        {'loss': 0.5}
+    """
+    store = pathlib.Path(path)
+    if not store.is_dir():
+        raise StoreError(f"there is no store at {store}.")
+    found = []
+    for directory in store.iterdir():
+        if (directory / RUN_FILE).exists():
+            try:
+                found.append(Run(directory))
+            except StoreError as error:
+                warnings.warn_explicit(
+                    f"a run is left out: {error}", LoxWarning, *user_line()
+                )
+    return sorted(found, key=lambda run: (run.started, run.name))
+
+
+def load(
+    path: Path, argnames: str | Iterable[str] | None = None, key: Any = None
+) -> logdict:
+    """What was saved of one run, as a `lox.logdict` of NumPy arrays.
+
+    Args:
+        path: a run, or a store with one run, or with the one of the `key`.
+        argnames: which keys to read, by name or pattern; all by default. Others stay
+            on disk.
+        key: which run of a store, by the key that it was made with.
+    """
+    where = pathlib.Path(path)
+    if key is not None:
+        name = run_name(key_data(key))
+        if not (where / name / RUN_FILE).exists():
+            raise StoreError(f"the store at {where} has no run of the key {key!r}.")
+        return Run(where / name).load(argnames)
+    if (where / RUN_FILE).exists():
+        return Run(where).load(argnames)
+    found = runs(where)
+    if len(found) != 1:
+        names = ", ".join(run.name for run in found) or "none"
+        raise StoreError(
+            f"{where} is no run, but a store of {len(found)} runs ({names}). Say "
+            "which, by its path or its `key`; `lox.runs` lists them."
+        )
+    return found[0].load(argnames)

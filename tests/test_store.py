@@ -1,0 +1,429 @@
+"""The store: what was saved comes back, whatever happened in between."""
+
+import collections
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from lox import _saving, _store
+
+DTYPES = """bool int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 complex64
+float8_e4m3fn float8_e5m2 int4 uint4""".split()
+
+
+def scanned(xs):
+    def body(carry, x):
+        lox.log({"x": x, "tree": {"a": x, "b": (x * 2,)}}, step=carry)
+        return carry + 1, None
+
+    lox.log({"once": 3})
+    return lax.scan(body, 0, xs)[0]
+
+
+def logs_of(n=4):
+    return lox.spool(scanned)(jnp.arange(1.0 * n))[1]
+
+
+def files(path, ending):
+    return sorted(pathlib.Path(path).rglob(f"*.{ending}"))
+
+
+# --- what comes back ---------------------------------------------------------
+
+
+def test_values_steps_and_shapes_come_back(tmp_path):
+    lox.save(logs_of(), tmp_path / "run")
+    found = lox.load(tmp_path / "run")
+    assert found == logs_of()
+    assert isinstance(found["x"], np.ndarray) and found["once"].shape == ()
+    assert found.step["x"].tolist() == [0, 1, 2, 3]
+    assert isinstance(found["tree"]["b"], tuple)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_comes_back(tmp_path, dtype):
+    rows = jnp.array([[0, 1], [1, 0], [1, 1]]).astype(dtype)
+    logs = lox.logdict({"x": rows, "once": rows[0]}, stacked=["x"])
+    lox.save(logs, tmp_path / "run")
+    found = lox.load(tmp_path / "run")
+    assert found["x"].dtype == rows.dtype and found["once"].dtype == rows.dtype
+    assert found["x"].tobytes() == np.asarray(rows).tobytes()
+
+
+def test_prng_keys_come_back(tmp_path):
+    for impl in ("threefry2x32", "rbg"):
+        keys = jax.random.split(jax.random.key(0, impl=impl), 3)
+        run = tmp_path / impl
+        lox.save(lox.logdict({"k": keys, "one": keys[0]}, stacked=["k"]), run)
+        found = lox.load(run)
+        assert found["k"].dtype == keys.dtype and found["one"].shape == ()
+        assert (jax.random.key_data(found["k"]) == jax.random.key_data(keys)).all()
+
+
+NAMES = [
+    "../../escape",
+    "/etc/passwd",
+    "a/b",
+    "..",
+    "",
+    "x" * 5000,
+    "Verlust ß λ 損失",
+    "nul\0byte",
+    "line\nbreak",
+    "c0",
+    "run.json",
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_any_name_is_kept_and_stays_in_its_directory(tmp_path, name):
+    run = tmp_path / "store" / "run"
+    lox.save({name: 1.5, "other": 2}, run)
+    assert lox.load(run) == {name: 1.5, "other": 2}
+    assert lox.load(run, argnames=["other"]) == {"other": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+    assert [p.name for p in (tmp_path / "store").iterdir()] == ["run"]
+
+
+def test_lanes_and_masks_come_back(tmp_path):
+    batch = jnp.arange(12.0).reshape(3, 4)
+    inside = lox.spool(jax.vmap(scanned))(batch)[1]
+    outside = jax.vmap(lox.spool(scanned))(batch)[1]
+    for name, logs in (("inside", inside), ("outside", outside)):
+        lox.save(logs, tmp_path / name)
+        found = lox.load(tmp_path / name)
+        assert found == logs
+        assert found.lanes() == logs.lanes()
+
+    def ragged(n):
+        def body(i):
+            lox.log({"i": i}, step=i)
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    ns = jnp.array([2, 0, 4])
+    for name, spooled in (
+        ("a", lox.spool(jax.vmap(ragged), capacity=5)),
+        ("b", jax.vmap(lox.spool(ragged, capacity=5))),
+    ):
+        logs = spooled(ns)[1]
+        lox.save(logs, tmp_path / name)
+        assert lox.load(tmp_path / name).lanes() == logs.lanes()
+
+
+def test_several_saves_are_one_after_the_other(tmp_path):
+    for _ in range(3):
+        lox.save(logs_of(2), tmp_path / "run")
+    found = lox.load(tmp_path / "run")
+    assert found == logs_of(2) + logs_of(2) + logs_of(2)
+    assert len(list((tmp_path / "run").glob("writer-*"))) == 1
+
+
+def test_a_key_in_several_company_keeps_its_order(tmp_path):
+    run = tmp_path / "run"
+    for i in range(6):
+        lox.save({"x": i} if i % 2 else {"x": i, "even": i}, run)
+    assert lox.load(run)["x"].tolist() == list(range(6))
+    assert lox.load(run)["even"].tolist() == [0, 2, 4]
+
+
+def test_trees_of_other_kinds_come_back_as_dicts(tmp_path):
+    pair = collections.namedtuple("pair", "left right")
+    lox.save({"p": pair(1.0, {"a": [2.0, None]})}, tmp_path / "run")
+    assert lox.load(tmp_path / "run")["p"] == {"left": 1.0, "right": {"a": [2.0, None]}}
+
+
+# --- modes, stores and keys --------------------------------------------------
+
+
+def test_modes(tmp_path):
+    run = tmp_path / "run"
+    lox.save({"x": 1}, run, mode="x")
+    with pytest.raises(lox.StoreError, match=r"a run at .*already.*`mode=\"a\"`"):
+        lox.save({"x": 2}, run, mode="x")
+    lox.save({"x": 2}, run)
+    assert lox.load(run)["x"].tolist() == [1, 2]
+    lox.save({"x": 3}, run, mode="w")
+    assert lox.load(run) == {"x": 3}
+    lox.save({"x": 4}, run)
+    assert lox.load(run)["x"].tolist() == [3, 4]
+
+
+def test_a_directory_that_is_no_run_is_never_touched(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    for mode in "awx":
+        with pytest.raises(lox.StoreError, match=r"no run of lox's"):
+            lox.save({"x": 1}, tmp_path, mode=mode)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_runs_of_a_store_by_their_keys(tmp_path):
+    for seed in (3, 1):
+        lox.save({"seed": seed}, tmp_path, key=jax.random.key(seed))
+    first, second = lox.runs(tmp_path)
+    assert [int(run.load()["seed"]) for run in (first, second)] == [3, 1]
+    assert first.key.tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    assert first.versions["jax"] == jax.__version__
+    assert abs(first.started - time.time()) < 600 and "run" in repr(first)
+    assert lox.load(tmp_path, key=1) == {"seed": 1}
+    assert lox.load(tmp_path, key=jax.random.PRNGKey(3)) == {"seed": 3}
+    with pytest.raises(lox.StoreError, match=r"store of 2 runs.*Say which"):
+        lox.load(tmp_path)
+    with pytest.raises(lox.StoreError, match="no run of the key 7"):
+        lox.load(tmp_path, key=7)
+    with pytest.raises(lox.StoreError, match="there is no store at"):
+        lox.runs(tmp_path / "elsewhere")
+
+
+def test_a_store_with_one_run_loads_it(tmp_path):
+    lox.save({"x": 1}, tmp_path / "store", key=0)
+    assert lox.load(tmp_path / "store") == {"x": 1}
+
+
+# --- inside JAX --------------------------------------------------------------
+
+
+def test_save_in_jit_and_scan(tmp_path):
+    @jax.jit
+    def f(xs):
+        _, logs = lox.spool(scanned)(xs)
+        lox.save(logs, tmp_path / "run")
+        return lax.scan(
+            lambda c, x: (lox.save({"y": x}, tmp_path / "other"), (c, x))[1], 0, xs
+        )
+
+    f(jnp.arange(4.0))
+    jax.effects_barrier()
+    assert lox.load(tmp_path / "run") == logs_of()
+    assert lox.load(tmp_path / "other")["y"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_each_lane_with_a_key_is_a_run(tmp_path, jit):
+    def f(key, x):
+        y, logs = lox.spool(scanned)(x + jnp.arange(3.0))
+        lox.save(logs, tmp_path, key=key)
+        return y
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    mapped = jax.vmap(f)
+    (jax.jit(mapped) if jit else mapped)(keys, jnp.arange(5.0))
+    jax.effects_barrier()
+    assert len(lox.runs(tmp_path)) == 5
+    for i in range(5):
+        found = lox.load(tmp_path, key=keys[i])
+        assert found["x"].tolist() == [i, i + 1.0, i + 2.0]
+
+
+def test_batched_logs_with_keys_are_a_run_a_lane(tmp_path):
+    keys = jax.random.split(jax.random.key(0), 3)
+    _, logs = jax.vmap(lox.spool(scanned))(jnp.arange(12.0).reshape(3, 4))
+    lox.save(logs, tmp_path, key=keys)
+    for key, lane in zip(keys, logs.lanes(), strict=True):
+        assert lox.load(tmp_path, key=key) == lane
+    with pytest.raises(lox.LoxValueError, match=r"3 keys for logs of 1 lane"):
+        lox.save({"x": 1}, tmp_path, key=keys)
+
+
+def test_a_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    jax.jit(lambda x: lox.save({"x": x}, tmp_path / "file" / "run"))(1.0)
+    with pytest.raises(lox.StoreError, match="cannot make a run at"):
+        jax.effects_barrier()
+
+
+# --- faults ------------------------------------------------------------------
+
+
+def test_numpy_reads_a_closed_segment(tmp_path):
+    from lox._saving import create_run
+
+    run = create_run(tmp_path / "run", "x")
+    writer = _store.Writer(run)
+    writer.write(logs_of())
+    assert lox.load(run) == logs_of()  # while it is being written
+    writer.sync()
+    writer.close()
+    lengths = sorted(len(np.load(path)) for path in files(run, "npy"))
+    assert lengths == [1, 4]
+
+
+def test_a_torn_tail_is_not_counted(tmp_path):
+    lox.save(logs_of(), tmp_path / "run")
+    for path in files(tmp_path, "npy"):
+        with open(path, "ab") as file:
+            file.write(b"\1\2\3")
+    assert lox.load(tmp_path / "run") == logs_of()
+    for path in files(tmp_path, "npy"):
+        os.truncate(path, path.stat().st_size - 4)
+    found = lox.load(tmp_path / "run")
+    assert found["x"].tolist() == [0, 1, 2] and "once" not in found
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
+def test_a_damaged_sidecar_is_named(tmp_path, damage):
+    lox.save(logs_of(), tmp_path / "run")
+    (path, *_) = files(tmp_path / "run", "json")[1:]
+    text = path.read_text()
+    path.write_text(
+        {
+            "flip": text.replace('"lanes": 0', '"lanes": 1'),
+            "cut": text[: len(text) // 2],
+            "empty": "",
+            "other": '{"content": [1], "crc32": 0}',
+        }[damage]
+    )
+    with pytest.raises(lox.StoreError, match=f"{path.name}.*damaged"):
+        lox.load(tmp_path / "run")
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+    for seed in range(2):
+        lox.save({"x": seed}, tmp_path, key=seed)
+    (lox.runs(tmp_path)[0].path / "run.json").write_text("{")
+    with pytest.warns(lox.LoxWarning, match="a run is left out: .*run.json.*damaged"):
+        (run,) = lox.runs(tmp_path)
+    assert run.load() == {"x": 1}
+
+
+def test_a_format_of_the_future_says_so(tmp_path):
+    lox.save({"x": 1}, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    _store.write_json(path, {**_store.read_json(path), "version": 99})
+    with pytest.raises(lox.StoreError, match=r"format 99.*Update jax-lox"):
+        lox.load(tmp_path / "run")
+
+
+def test_a_schema_can_name_numbers_only(tmp_path):
+    lox.save({"x": 1.0}, tmp_path / "run")
+    (path,) = [p for p in files(tmp_path, "json") if p.name != "run.json"]
+    content = _store.read_json(path)
+    for dtype in ("object", "O", "__import__('os')", "V8", "finfo"):
+        content["schema"]["keys"][0]["columns"][0][0] = dtype
+        _store.write_json(path, content)
+        with pytest.raises(lox.StoreError):
+            lox.load(tmp_path / "run")
+
+
+def test_one_key_in_two_shapes_is_explained(tmp_path):
+    lox.save({"x": 1.0}, tmp_path / "run")
+    lox.save({"x": jnp.ones(3)}, tmp_path / "run")
+    with pytest.raises(lox.StoreError, match=r"'x' was written in two forms"):
+        lox.load(tmp_path / "run")
+
+
+def test_a_full_disk_is_reported_and_loses_nothing_before(tmp_path, monkeypatch):
+    run = _saving.create_run(tmp_path / "run", "x")
+    writer = _store.Writer(run)
+    logs = lox.logdict({"x": np.arange(5.0)}, stacked=True)
+    writer.write(logs)
+    whole = _store._write_all
+
+    def full(file, data):
+        if file.name.endswith(".npy"):
+            file.write(memoryview(data).cast("B")[:11])
+            raise OSError(28, "No space left on device")
+        whole(file, data)
+
+    monkeypatch.setattr(_store, "_write_all", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(logs)
+    assert lox.load(run) == logs
+    monkeypatch.undo()
+    writer.write(logs)
+    assert lox.load(run) == logs + logs
+    writer.close()
+
+
+def test_logs_of_one_layout_may_change_their_dtypes_and_lengths(tmp_path):
+    spooled = lox.spool(scanned)
+    parts = []
+    for xs in (jnp.arange(2.0), jnp.arange(3.0), jnp.arange(3), jnp.arange(4)):
+        parts.append(jax.tree.map(np.asarray, spooled(xs)[1].filter("x")))
+        lox.save(parts[-1], tmp_path / str(xs.dtype))
+    assert lox.load(tmp_path / "float32") == parts[0] + parts[1]
+    assert lox.load(tmp_path / "int32") == parts[2] + parts[3]
+
+
+def test_threads_write_to_one_run(tmp_path):
+    def work(i):
+        for j in range(20):
+            lox.save({"x": 100 * i + j}, tmp_path / "run")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = lox.load(tmp_path / "run")["x"].tolist()
+    for i in range(4):  # each thread's rows in its order, and none lost
+        assert [x for x in found if x // 100 == i] == [100 * i + j for j in range(20)]
+    assert len(found) == 80
+
+
+WRITES = """
+import sys, numpy as np, lox
+from lox._store import Writer
+from lox._saving import create_run
+import pathlib
+writer = Writer(create_run(pathlib.Path(sys.argv[1]), "a"))
+print("ready", flush=True)
+i = 0
+while True:
+    rows = np.arange(i, i + 3)
+    steps = {"step": dict(x=rows, y=rows)}
+    writer.write(lox.logdict({"x": rows, "y": rows * 2.0}, steps, stacked=True))
+    row = np.int64(i + 3)
+    writer.write(lox.logdict({"x": row}, {"step": {"x": row}}))
+    i += 4
+    sys.stdout.write(f"{i}\\n"); sys.stdout.flush()
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_had_written(tmp_path):
+    """The process says what it has written; all of that must load, in its order."""
+    run = tmp_path / "run"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    rng = np.random.default_rng(0)
+    total = 0
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITES, run],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0.0, 0.03))
+            process.send_signal(signal.SIGKILL)
+            said = [line for line in process.stdout.read().split("\n")[:-1] if line]
+        acknowledged = int(said[-1]) if said else 0
+        found = lox.load(run) if total or acknowledged else {"x": np.zeros(0)}
+        mine = np.atleast_1d(found["x"])[total:]
+        assert len(mine) >= acknowledged
+        assert mine.tolist() == list(range(len(mine)))
+        total += len(mine)
+    assert len(list(run.glob("writer-*"))) == 5
+
+
+def test_bad_input_is_explained(tmp_path):
+    with pytest.raises(lox.LoxTypeError, match="`lox.save` takes"):
+        lox.save([1], tmp_path)
+    with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; there"):
+        lox.save({"x": 1}, tmp_path, mode="r")
+    with pytest.raises(lox.LoxTypeError, match="a run's `key` must be"):
+        lox.save({"x": 1}, tmp_path, key="name")
+    with pytest.raises(lox.StoreError, match="there is no store"):
+        lox.load(tmp_path / "nothing")
