@@ -8,7 +8,7 @@ WORKERS ?= auto
 .PHONY: help demo test soak lint types bench clean
 
 help:
-	@echo "make demo    a small training run, logged live, returned and shown"
+	@echo "make demo    a vmapped training run, logged live and to disk, then shown"
 	@echo "make test    the tests"
 	@echo "make soak    the oracle on thousands of random programs (PROGRAMS=5000)"
 	@echo "make lint    formatting and lint;  make types  the type checker"

@@ -1,6 +1,6 @@
 """A linear regression, trained by gradient descent in one scan, for several seeds.
 
-Its logs are streamed while it runs, returned at the end, reduced and drawn.
+Its logs are shown while it runs, saved with a run for each seed, loaded and drawn.
 """
 
 import sys
@@ -39,33 +39,41 @@ def sparkline(values: np.ndarray, width: int = 60) -> str:
     return "".join(bars[int(level * (len(bars) - 1))] for level in scaled)
 
 
-def main() -> None:
+def main(store: str) -> None:
     keys = jax.random.split(jax.random.key(0), SEEDS)
+    lr = 0.05
 
-    print("One seed, tapped every 50 steps:")
-    lox.tap(
-        train,
-        lambda logs: print(f"  step {logs.step['loss']:>3}  {logs}"),
-        argnames=["loss", "grad_norm"],
-        interval=50,
-    )(keys[0], 0.05)
+    def train_and_save(key: jax.Array) -> jax.Array:
+        # live: the mean of every 50 steps, which the device has reduced already
+        def show(logs: lox.logdict) -> None:
+            print(f"  step {logs.step['loss']:>3}  {logs}")
 
-    print(f"\n{SEEDS} seeds, vmapped and spooled, their loss over {STEPS} steps:")
-    _, logs = jax.vmap(lox.spool(train), in_axes=(0, None))(keys, 0.05)
-    for seed, lane in enumerate(logs.lanes()):
-        loss = np.asarray(lane["loss"])
-        print(f"  seed {seed}  {sparkline(loss)}  {loss[0]:.3f} to {loss[-1]:.4f}")
+        live = lox.tap(
+            train, show, "loss", keep_logs=True, reduce="mean", window=STEPS // 4
+        )
+        w, logs = lox.spool(live)(key, lr)
+        lox.save(logs, store, mode="w", key=key)  # a run for each seed
+        return w
 
-    print("\nThe last of each, and the best loss:")
+    print(f"{SEEDS} seeds, vmapped; the mean loss of each, as it goes:")
+    jax.jit(jax.vmap(train_and_save))(keys)
+    jax.effects_barrier()
+
+    print(f"\nWhat {store!r} has now, and its loss over {STEPS} steps:")
+    for run in lox.runs(store):
+        loss = run.load("loss")["loss"]
+        print(f"  {run.name}  {sparkline(loss)}  {loss[0]:.3f} to {loss[-1]:.4f}")
+
+    print("\nThe last of each seed, and its best loss:")
+    _, logs = jax.vmap(lox.spool(train), in_axes=(0, None))(keys, lr)
     print(" ", logs.reduce("last"))
     print(" ", logs.reduce({"loss": "min"}).filter("loss"))
 
     print("\nThe weights, logged for debugging only, asked for by tag:")
-    _, debug = lox.spool(train, tags="debug", interval=100)(keys[0], 0.05)
+    _, debug = lox.spool(train, tags="debug", interval=100)(keys[0], lr)
     for row in debug.rows():
         print(f"  step {row.step['weights']:>3}  {row}")
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    main(sys.argv[1] if len(sys.argv) > 1 else ".lox")
