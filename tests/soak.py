@@ -13,6 +13,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
+import lox
+
 from . import oracle, test_oracle, test_streams_oracle
 
 CHECKS = (
@@ -27,6 +29,7 @@ def main(count: int, first: int) -> int:
     start = time.perf_counter()
     for seed in range(first, first + count):
         for name, loose, check in CHECKS:
+            lox.set_default("silent")  # untransformed programs would print
             try:
                 check(seed)
             except Exception:
