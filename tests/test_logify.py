@@ -171,6 +171,34 @@ def test_what_never_happened_is_absent():
     assert jax.jit(f)(-1.0)[1].asdict() == {}
 
 
+@pytest.mark.parametrize("reduction, first", [("mean", {}), ("append", {})])
+@pytest.mark.parametrize("around", [True, False])
+def test_lanes_that_logged_differently_are_told_apart(reduction, first, around):
+    def f(x):
+        lax.cond(x > 1, lambda: logify.log("x", x, reduction=reduction), lambda: None)
+        return x
+
+    mapped = jax.vmap(logify.logify(f)) if around else logify.logify(jax.vmap(f))
+    _, logs = mapped(jnp.array([0.5, 2.0]))
+    with pytest.raises(lox.LoxValueError, match=r"'x'.*lane.asdict\(\) for lane in"):
+        logs.asdict()
+    lanes = [values(lane) for lane in logs.lanes()]
+    wanted = 2.0 if reduction == "mean" else [2.0]
+    assert lanes == [first, {"x": {reduction: wanted}}]
+    assert "-" in repr(logs)
+
+
+def test_asdict_in_a_trace_says_where_it_belongs():
+    @jax.jit
+    def f(x):
+        return logify.logify(
+            lambda x: lax.cond(x > 1, lambda: logify.log("x", x), lambda: None)
+        )(x)[1].asdict()
+
+    with pytest.raises(lox.LoxTypeError, match=r"`asdict`.*outside `jax.jit`"):
+        f(1.0)
+
+
 def both(x):
     lox.log({"lox": x})
     logify.log("logify", x)

@@ -462,6 +462,43 @@ def test_loops_whose_end_depends_on_one_of_two_vmaps(sizes, axes):
     )
 
 
+def repeated(n, v):
+    def body(i):
+        lox.log({"v": v})
+        return i + 1
+
+    return lax.while_loop(lambda i: i < n, body, 0)
+
+
+@pytest.mark.parametrize("inner", [2, 3])
+def test_three_vmaps_around_a_loop_count_each_lane_by_itself(inner):
+    f = jax.vmap(repeated, (None, 0))
+    f = jax.vmap(jax.vmap(f, (0, None)), (None, 0))
+    ns, vs = jnp.array([1, 3]), jnp.zeros((2, inner))
+    logs = lox.spool(f, reduce="count")(ns, vs)[1]
+    assert logs["v"].tolist() == [[[1] * inner, [3] * inner]] * 2
+    assert len(tapped(f, ns, vs)) == 2 * inner * 4
+
+
+@pytest.mark.parametrize("inner", [2, 3])
+def test_a_vmap_in_the_body_of_a_loop_has_its_lanes_after_those_of_the_loop(inner):
+    def f(n):
+        def body(i):
+            jax.vmap(lambda v: lox.log({"v": v}))(jnp.zeros(inner))
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    mapped = jax.vmap(jax.vmap(f))
+    ns = jnp.array([[1, 3], [2, 0]])
+    logs = lox.spool(mapped, reduce="count")(ns)[1]
+    wanted = np.broadcast_to(np.asarray(ns)[..., None], (2, 2, inner))
+    mask = np.asarray(logs.mask["v"])
+    assert (mask == (wanted > 0)).all()
+    assert (np.asarray(logs["v"])[mask] == wanted[mask]).all()
+    assert len(tapped(mapped, ns)) == 6 * inner
+
+
 def test_a_loop_that_is_never_reached_gives_nothing():
     def f(xs):
         return lax.scan(lambda c, x: (c, counted(3)), 0, xs)
@@ -549,18 +586,77 @@ def test_events_that_are_not_selected_do_not_touch_a_stream():
     assert tapped(f, jnp.arange(3.0), tags="m", buffer=2) == [{"a": jnp.array([3.0])}]
 
 
-@pytest.mark.parametrize("options", [{"reduce": "mean"}, {"buffer": 2}])
-def test_a_rule_that_logs_otherwise_does_not_mix_into_a_stream(options):
+def logs_nothing(x):
+    return x, None
+
+
+def logs_another_value(x):
+    lox.log({"a": x * 7})
+    return x, None
+
+
+def logs_another_shape(x):
+    lox.log({"a": jnp.ones(3)})
+    return x, None
+
+
+@pytest.mark.parametrize("rule", [logs_nothing, logs_another_value, logs_another_shape])
+@pytest.mark.parametrize("options", [{}, {"reduce": "mean"}, {"buffer": 2}])
+def test_a_rule_that_logs_otherwise_does_not_count(rule, options):
     @jax.custom_vjp
     def f(x):
         lox.log({"a": x * 10})
         return x
 
-    f.defvjp(lambda x: (lox.log({"a": jnp.ones(3)}) and x, None), lambda r, g: (g,))
+    f.defvjp(rule, lambda r, g: (g,))
     calls = []
-    jax.grad(lox.tap(f, calls.append, **options))(1.0)
+    assert jax.grad(lox.tap(f, calls.append, **options))(1.0) == 1
     jax.effects_barrier()
     assert [float(jnp.sum(c["a"])) for c in calls] == [10]
+    if "buffer" not in options:
+        gradient, logs = jax.grad(lox.spool(f, **options), has_aux=True)(1.0)
+        assert gradient == 1 and logs == {"a": 10.0}
+
+
+def test_a_key_in_an_unbounded_loop_does_not_take_the_derivative_of_another():
+    @jax.custom_jvp
+    def c(x):
+        lox.log({"a": x})
+        counted(2)
+        return jnp.sin(x)
+
+    c.defjvp(lambda p, t: (c(p[0]), jnp.cos(p[0]) * t[0]))
+
+    def f(x):
+        lox.log({"a": x**2})
+        y = c(x)
+        lox.log({"a": y})
+        return y
+
+    for options in ({}, {"argnames": "a"}):
+        spooled = lox.spool(f, reduce="sum", **options)
+        gradient = jax.grad(lambda x, g=spooled: g(x)[1]["a"])(0.7)
+        np.testing.assert_allclose(gradient, 1.4 + np.cos(0.7), rtol=1e-6)
+    assert lox.spool(f, reduce="sum")(0.7)[1]["i"] == 1
+
+
+def test_logs_of_custom_functions_stay_constant_in_second_derivatives():
+    def f(x):
+        def body(c, i):
+            lox.log({"x": c * 2})
+            return with_jvp(jnp.sin(c)), None
+
+        return lax.scan(body, x, jnp.arange(2))[0]
+
+    def loss(x):
+        return lox.spool(f, reduce="var")(x)[1]["x"]
+
+    second = [
+        outer(inner(loss))(0.7)
+        for outer in (jax.grad, jax.jacfwd)
+        for inner in (jax.grad, jax.jacfwd)
+    ]
+    np.testing.assert_allclose(second, second[-1], rtol=1e-4)
 
 
 # --- tap ---------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 import lox
+from lox._errors import LoxTypeError, LoxValueError
 from lox._format import format_value
 
 Names = tuple[tuple[str, str, Any], ...]
@@ -35,17 +36,34 @@ class Logs:
             >>> logs.asdict()["x"]["mean"]
             Array(2., dtype=float32)
         """
+        if self._logs._mask and _is_traced(self._logs):
+            raise LoxTypeError(
+                "`asdict` of logs that may not have happened needs values; call it "
+                "outside `jax.jit`."
+            )
         logs = self._logs.compact()
-        values: dict[str, dict[Any, Any]] = {}
+        if logs._mask:
+            name = next(name for key, name, _ in self._names if key in logs._mask)
+            raise LoxValueError(
+                f"{name!r} was not logged in all lanes alike, so that it has no value "
+                "for all of them. Write `[lane.asdict() for lane in logs.lanes()]`."
+            )
+        return self._by_name(dict(logs))
+
+    def lanes(self) -> list["Logs"]:
+        """The logs of each lane of the outermost `vmap`."""
+        return [Logs(lane, self._names) for lane in self._logs.lanes()]
+
+    def _by_name(self, values: dict[str, Any]) -> dict[str, dict[Any, Any]]:
+        by_name: dict[str, dict[Any, Any]] = {}
         for key, name, reduction in self._names:
-            if key in logs:
-                values.setdefault(name, {})[reduction] = logs[key]
-        return values
+            if key in values:
+                by_name.setdefault(name, {})[reduction] = values[key]
+        return by_name
 
     def __repr__(self) -> str:
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self._logs)):
-            return f"Logs({self._logs!r})"
-        return format_value(self.asdict())
+        logs = self._logs if _is_traced(self._logs) else self._logs.compact()
+        return format_value(self._by_name(logs._shown()))
 
     def tree_flatten(self) -> tuple[tuple[lox.logdict], Names]:
         return (self._logs,), self._names
@@ -53,6 +71,10 @@ class Logs:
     @classmethod
     def tree_unflatten(cls, names: Names, children: tuple[lox.logdict]) -> "Logs":
         return cls(children[0], names)
+
+
+def _is_traced(logs: lox.logdict) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(logs))
 
 
 Logs.__module__ = "logify"

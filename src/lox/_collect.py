@@ -8,7 +8,7 @@ from ._events import Event, Selection
 from ._rows import Record, Reductions, Rows, is_reduced, rows_of
 from ._stream import Stream
 from ._streams import Streams, groups
-from ._survey import logs_alike, survey, survey_equation
+from ._survey import logs_alike, same_lines, survey, survey_equation
 from ._take import Taker, check_window
 from ._walk import Collector, State, Walk, events_of
 
@@ -81,15 +81,14 @@ class _Spooler(Taker):
         return {**state, **part}
 
     def logs_alike(self, rule: Any, function: Any) -> bool:
-        return not self._streams or logs_alike(
-            rule, function, self._selection, self._reductions
-        )
+        if not self._streams:  # then the rows themselves will be compared
+            return same_lines(rule, function, self._selection)
+        return logs_alike(rule, function, self._selection, self._reductions)
 
-    def rows_only(self, walk: Walk, eqn: Any) -> Collector | None:
+    def rows_only(self, walk: Walk, eqn: Any) -> Collector:
         types = survey_equation(walk, eqn, self._selection, self._reductions)
-        if any(rows.unbounded for rows in types.values()):
-            return None
-        return _Spooler(self._options, self._outermost, Streams())
+        unbounded = [key for key, rows in types.items() if rows.unbounded]
+        return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 
     def absorb(self, record: Record, state: State) -> tuple[Record, State]:
         return self._streams.fold_all(state, record)

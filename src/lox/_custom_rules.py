@@ -39,8 +39,9 @@ def _state_outside(inner: Rule) -> Rule:
         rows_only = walk.collector.rows_only(walk, eqn) if streams else None
         if rows_only is None:
             return inner(walk, eqn, args, state)
-        outs, record, _ = inner(Walk(rows_only), eqn, args, {})
-        return outs, *walk.collector.absorb(record, state)
+        part = rows_only.part(state, eqn)
+        outs, record, part = inner(Walk(rows_only), eqn, args, part)
+        return outs, *walk.collector.absorb(record, {**state, **part})
 
     return outer
 
@@ -52,10 +53,11 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves) + consts
+    results = len(old.out_avals)
 
     @jax.custom_jvp
     def fun(*flat: Any) -> list[Any]:
-        return _compat.evaluate(new, flat)
+        return _evaluate_body(new, flat, results)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         ins, seeds = primals[front:], list(tangents[front:])
@@ -66,13 +68,13 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
         before = state_tree.unflatten(primals[: len(leaves)])
         outs, rest = _evaluate_rule(walk, jaxpr, ins, before, old, new, tree, primals)
-        results = outs[: len(out_zeros)]
-        given = iter(outs[len(out_zeros) :])
+        values = outs[:results]
+        given = iter(outs[results:])
         out_tangents = [
             _zero(primal) if zero else next(given)
-            for primal, zero in zip(results, out_zeros, strict=True)
+            for primal, zero in zip(values, out_zeros, strict=True)
         ]
-        return [*results, *rest], [*out_tangents, *map(_zero, rest)]
+        return [*values, *rest], [*out_tangents, *map(_zero, rest)]
 
     fun.defjvp(jvp, symbolic_zeros=True)
     return tree.unflatten(fun(*leaves, *args))
@@ -90,7 +92,7 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 
     @jax.custom_vjp
     def fun(*flat: Any) -> list[Any]:
-        return _compat.evaluate(new, flat)
+        return _evaluate_body(new, flat, results)
 
     def fwd(*primals: Any) -> Any:
         values = [primal.value for primal in primals]
@@ -117,6 +119,15 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     return tree.unflatten(fun(*leaves, *args))
 
 
+def _evaluate_body(body: Any, args: Sequence[Any], results: int) -> list[Any]:
+    """Evaluates a function with its logs, which have no derivative.
+
+    The rule says so too, but JAX forgets it when a loop is differentiated twice.
+    """
+    outs = _compat.evaluate(body, args)
+    return [*outs[:results], *map(jax.lax.stop_gradient, outs[results:])]
+
+
 def _evaluate_rule(
     walk: Walk,
     jaxpr: Any,
@@ -136,12 +147,14 @@ def _evaluate_rule(
     if walk.collector.logs_alike(jaxpr, function):
         outs, record, after = walk(jaxpr, ins, before)
         if outline(record) == outline(body_record):
-            return outs, jax.tree.leaves((record, after))
+            leaves = jax.tree.leaves((record, after))
+            return outs, list(map(jax.lax.stop_gradient, leaves))
     else:
         outs, _, _ = Walk(Remover(walk.collector.wants))(jaxpr, ins, ())
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
     # what the rule leaves for others it has left already
-    return outs, _compat.evaluate(without_events(body), body_args)[results:]
+    clean = without_events(body)
+    return outs, _evaluate_body(clean, body_args, results)[results:]
 
 
 def _cleaned_bwd(walk: Walk, eqn: Any, state: State = None) -> Any:
@@ -230,14 +243,16 @@ def _with_derivative_of(
     like = next(iter(_compat.jaxprs_in(eqn.params)))
     new, tree, _ = _compat.trace(flat_run, avals, like)
 
+    results = len(eqn.outvars)
+
     @jax.custom_jvp
     def fun(*flat: Any) -> list[Any]:
-        return _compat.evaluate(new, flat)
+        return _evaluate_body(new, flat, results)
 
     @fun.defjvp
     def _jvp(primals: Any, tangents: Any) -> Any:
         outs, out_tangents = jax.jvp(clean, primals[front:], tangents[front:])
-        rest = _compat.evaluate(new, primals)[len(outs) :]
+        rest = _evaluate_body(new, primals, results)[results:]
         return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]
 
     return tree.unflatten(fun(*leaves, *args))

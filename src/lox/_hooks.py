@@ -80,7 +80,9 @@ class _Guard(_Rewriter):
             )
         parts = event.split(operands)
         lanes = jnp.shape(parts.values[0][0])[: event.lanes]
-        active = jnp.broadcast_to(state, lanes)
+        # the lanes of the loop or branch come first; those of a `vmap` inside, after
+        inner = (1,) * (len(lanes) - jnp.ndim(state))
+        active = jnp.broadcast_to(jnp.reshape(state, jnp.shape(state) + inner), lanes)
         parts.mask = active if parts.mask is None else parts.mask & active
         event = dataclasses.replace(event, masked=True)
         log_p.bind(*parts.flat(), event=event)

@@ -155,10 +155,14 @@ class logdict(dict[str, Any]):
     __hash__ = None
 
     def __repr__(self) -> str:
+        return format_value(self._shown())
+
+    def _shown(self) -> dict[str, Any]:
+        """The values, as they print."""
         shown = dict(self)
         for key, mask in self.mask.items():
             shown[key] = jax.tree.map(lambda x, m=mask: Masked(x, m), shown[key])
-        return format_value(shown)
+        return shown
 
     __str__ = __repr__
 

@@ -131,16 +131,15 @@ def spool(
         tags,
         keep_logs,
         interval,
-        type(interval),  # True equals 1, but is no interval
         reduce,
         prefix,
         window,
-        type(window),
         capacity,
-        type(capacity),
         static_argnums,
         static_argnames,
     )
+    if interval is True or window is True or capacity is True:
+        _forms(fun, options)  # equals what is kept for 1, but is no number
     return _Spool(fun, remembered(fun, options, _forms))
 
 
@@ -159,8 +158,8 @@ class _Spool(Transformed):
 
 def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     """The function as it is inside another transformation, and outermost."""
-    argnames, tags, keep_logs, interval, _, reduce, prefix = given[:7]
-    window, _, capacity, _, *static_args = given[7:]
+    argnames, tags, keep_logs, interval, reduce, prefix, window, capacity = given[:8]
+    static_args = given[8:]
     check_callable(fun, "spool")
     selection = Selection.of(argnames, tags)
     every = check_number(interval, "interval", "spool")

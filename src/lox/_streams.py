@@ -57,6 +57,14 @@ class Streams:
                     "or choose other keys by `argnames`."
                 )
 
+    def only(self, keys: Iterable[str]) -> "Streams":
+        """Those of these keys, by the same names."""
+        names = {self._of_key[key] for key in keys if key in self}
+        some = Streams((), self._selection)
+        some._streams = {name: self._streams[name] for name in names}
+        some._of_key = {k: name for k, name in self._of_key.items() if name in names}
+        return some
+
     def part(self, state: Any, eqn: Any) -> Any:
         """The states of those that events inside an equation go into."""
         if not state:

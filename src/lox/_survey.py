@@ -5,7 +5,6 @@ shapes must be known by then. The survey evaluates the program's types alone, by
 very traversal that will evaluate its values later, and gives the types of all rows.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,12 +57,16 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
 
 
 def logs_alike(first: Any, second: Any, selection: Selection, reductions: Any) -> bool:
-    """Whether two programs log the same keys, as often and in the same shapes."""
-
-    def together(closed: Any) -> Any:
-        events = filter(selection.takes_event, events_of(closed))
-        return collections.Counter(event.keys for event in events)
-
-    return together(first) == together(second) and outline(
+    """Whether two programs log by the same lines, as often and in the same shapes."""
+    return same_lines(first, second, selection) and outline(
         survey(first, selection, reductions)
     ) == outline(survey(second, selection, reductions))
+
+
+def same_lines(first: Any, second: Any, selection: Selection) -> bool:
+    """Whether two programs log by the same lines, in the same order."""
+
+    def events(closed: Any) -> list[Event]:
+        return list(filter(selection.takes_event, events_of(closed)))
+
+    return events(first) == events(second)

@@ -96,9 +96,7 @@ class _Tapper(Taker):
         return {**state, **part} if state else part
 
     def logs_alike(self, rule: Any, function: Any) -> bool:
-        return not self._streams or logs_alike(
-            rule, function, self._selection, self._reductions
-        )
+        return logs_alike(rule, function, self._selection, self._reductions)
 
     def flush(self, state: State) -> None:
         """Delivers what is left at the end."""

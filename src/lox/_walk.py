@@ -57,7 +57,10 @@ class Collector:
         return part
 
     def rows_only(self, walk: "Walk", eqn: Any) -> "Collector | None":
-        """What collects the rows of an equation, to be put into the state after it."""
+        """What collects the rows of an equation, to be put into the state after it.
+
+        It may need some of the state nevertheless: that of `part`.
+        """
         del walk, eqn
         return None
 
