@@ -77,7 +77,7 @@ def logify(
             static_argnames=static_argnames,
         )
     check_callable(fun, "logify", API)
-    room = check_number(capacity, "capacity", "logify", API)
+    room = check_number(capacity, "capacity", "logify.logify")
     options = Options(Selection(api=API), capacity=room)
     static = Static.of(fun, static_argnums, static_argnames)
 

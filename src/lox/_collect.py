@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from . import _custom_rules, _reduce, _rules  # noqa: F401  (registers the rules)
 from ._events import Event, Selection
 from ._rows import Record, Reductions, Rows, is_reduced, rows_of
@@ -60,8 +62,6 @@ class _Spooler(Taker):
     The state is that of the streams.
     """
 
-    state_by_key = True
-
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
         self._options = options
@@ -73,6 +73,9 @@ class _Spooler(Taker):
     ) -> tuple[Record, State]:
         record = rows_of(event, operands, self._reductions)
         return self._streams.fold(state, record)
+
+    def keyed(self, state: State) -> list[bool]:
+        return [True] * len(jax.tree.leaves(state))
 
     def part(self, state: State, eqn: Any) -> State:
         return self._streams.part(state, eqn)

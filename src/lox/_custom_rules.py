@@ -35,8 +35,8 @@ def _state_outside(inner: Rule) -> Rule:
     """
 
     def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-        streams = walk.collector.state_by_key and state
-        rows_only = walk.collector.rows_only(walk, eqn) if streams else None
+        keyed = any(walk.collector.keyed(state))
+        rows_only = walk.collector.rows_only(walk, eqn) if keyed else None
         if rows_only is None:
             return inner(walk, eqn, args, state)
         part = rows_only.part(state, eqn)
@@ -267,7 +267,7 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     more = len(new.out_avals) - len(old.out_avals)
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
-        if more > len(leaves) or (leaves and walk.collector.state_by_key):
+        if more > len(leaves) or any(walk.collector.keyed(state)):
             raise UnsupportedPrimitiveError(
                 f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
                 "that logs: use the transformation after `jax.vmap`, not before it.)"

@@ -102,12 +102,24 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     leaves, state_tree = jax.tree.flatten(state)
     # After a `vmap`, a predicate may have lanes, and every carry must have them too.
     # What belongs to keys has: their events have masks, so that each lane has its own.
-    lanes = () if walk.collector.state_by_key else cond.out_avals[0].shape
-    leaves = [jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in leaves]
-    front = len(first) + len(leaves)
+    # The rest does not change.
+    lanes = cond.out_avals[0].shape
+    keyed = walk.collector.keyed(state)
+
+    def with_lanes(leaves: Sequence[Any]) -> list[Any]:
+        return [
+            x if own else jnp.broadcast_to(x, (*lanes, *jnp.shape(x)))
+            for x, own in zip(leaves, keyed, strict=True)
+        ]
 
     def unflatten(leaves: Sequence[Any]) -> State:
-        return state_tree.unflatten([x[(0,) * len(lanes)] for x in leaves])
+        pairs = zip(leaves, keyed, strict=True)
+        return state_tree.unflatten(
+            [x if own else x[(0,) * len(lanes)] for x, own in pairs]
+        )
+
+    leaves = with_lanes(leaves)
+    front = len(first) + len(leaves)
 
     def new_body(*args: Any) -> Any:
         inner, args = args[: len(consts)], args[len(consts) :]
@@ -121,10 +133,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             records.append(record)
         if any(records):
             raise UnboundedLoopError(_unbounded(records))
-        after = [
-            jnp.broadcast_to(x, (*lanes, *jnp.shape(x))) for x in jax.tree.leaves(state)
-        ]
-        return [*map(_strong, go), *after, *outs]
+        return [*map(_strong, go), *with_lanes(jax.tree.leaves(state)), *outs]
 
     def new_cond(*args: Any) -> Any:
         if rotated:
@@ -237,12 +246,12 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
-    split = walk.collector.state_by_key
-    state_spec = spec(order) if split else spec()
+    keyed = walk.collector.keyed(state)
+    state_specs = [spec(order) if own else spec() for own in keyed]
 
     def body(leaves: list[Any], args: list[Any]) -> Any:
-        if split:
-            leaves = [jnp.squeeze(x, 0) for x in leaves]
+        pairs = zip(leaves, keyed, strict=True)
+        leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
         outs, record, new = walk(old, args, state_tree.unflatten(leaves))
         record = _map(
             record,
@@ -252,17 +261,18 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
                 devices=True,
             ),
         )
-        after = jax.tree.leaves(new)
-        return outs, record, [jnp.expand_dims(x, 0) for x in after] if split else after
+        pairs = zip(jax.tree.leaves(new), keyed, strict=True)
+        after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
+        return outs, record, after
 
     outs, record, leaves = jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=([state_spec] * len(leaves), list(params["in_specs"])),
+        in_specs=(state_specs, list(params["in_specs"])),
         out_specs=(
             list(params["out_specs"]),
             spec(order),
-            [state_spec] * len(leaves),
+            state_specs,
         ),
         axis_names=set(axes),
         check_vma=params["check_vma"],

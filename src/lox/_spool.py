@@ -162,11 +162,11 @@ def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     static_args = given[8:]
     check_callable(fun, "spool")
     selection = Selection.of(argnames, tags)
-    every = check_number(interval, "interval", "spool")
-    width = check_number(window, "window", "spool")
-    room = check_number(capacity, "capacity", "spool")
+    every = check_number(interval, "interval", "lox.spool")
+    width = check_number(window, "window", "lox.spool")
+    room = check_number(capacity, "capacity", "lox.spool")
     asked = _reduce.check(reduce, " of `lox.spool`")
-    check_prefix(prefix, "spool")
+    check_prefix(prefix, "lox.spool")
     static = Static.of(fun, *static_args)
     options = Options(selection, bool(keep_logs), asked, every, width, room)
 

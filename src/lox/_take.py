@@ -97,7 +97,7 @@ _MEANING = {
 }
 
 
-def check_number(number: Any, option: str, name: str, api: str = "lox") -> int | None:
+def check_number(number: Any, option: str, name: str) -> int | None:
     """A whole number from 1 on, or None."""
     if number is None:
         return None
@@ -105,11 +105,11 @@ def check_number(number: Any, option: str, name: str, api: str = "lox") -> int |
         whole = int(number.__index__())
     except (AttributeError, TypeError):
         raise LoxTypeError(
-            f"`{option}` of `{api}.{name}` must be a whole number, not {number!r}."
+            f"`{option}` of `{name}` must be a whole number, not {number!r}."
         ) from None
     if isinstance(number, bool) or whole < 1:
         raise LoxValueError(
-            f"`{option}` of `{api}.{name}` must be at least 1, not {number!r}: "
+            f"`{option}` of `{name}` must be at least 1, not {number!r}: "
             f"{_MEANING[option]}."
         )
     return whole
@@ -130,7 +130,5 @@ def check_window(window: int | None, types: Record, name: str) -> None:
 
 def check_prefix(prefix: Any, name: str) -> str:
     if not isinstance(prefix, str):
-        raise LoxTypeError(
-            f"`prefix` of `lox.{name}` must be a string, not {prefix!r}."
-        )
+        raise LoxTypeError(f"`prefix` of `{name}` must be a string, not {prefix!r}.")
     return prefix

@@ -1,163 +1,22 @@
 """`lox.tap`: logs to a callback on the host, as they come."""
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-import jax
-import jax.numpy as jnp
-
-from . import _compat, _custom_rules, _reduce, _rules  # noqa: F401  (registers them)
+from . import _compat
+from ._deliver import Options, deliver
 from ._errors import LoxTypeError
-from ._events import Event, Operands, Selection, Source
 from ._host import CallbackSink, callback_errors
 from ._logdict import logdict
-from ._primitive import log_p
-from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._settings import default_handler
-from ._stream import Stream
-from ._streams import Streams, emitting, groups
-from ._survey import logs_alike, survey
-from ._take import (
-    Taker,
-    check_number,
-    check_prefix,
-    check_window,
-    is_outermost,
-    warn_unmatched,
-)
+from ._take import is_outermost, warn_unmatched
 from ._transform import Static, Transformed, check_callable, compiled
-from ._walk import State, Walk
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Callback = Callable[[logdict], Any]
 Names = str | Iterable[str] | None
-
-
-class _Tapper(Taker):
-    """Gives each event the sink that delivers it, or puts it into its stream.
-
-    The state is that of the streams.
-    """
-
-    gives_rows = False
-    state_by_key = True
-
-    def __init__(
-        self,
-        selection: Selection,
-        keep_logs: bool,
-        outermost: bool,
-        reductions: Reductions,
-        streams: Streams,
-        sink: CallbackSink,
-        ordered: bool,
-        prefix: str,
-    ) -> None:
-        super().__init__(selection, keep_logs, outermost)
-        self._reductions = reductions
-        self._streams = streams
-        self._sink = sink
-        self._ordered = ordered
-        self._prefix = prefix
-
-    def take(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        if not self._streams:
-            self._deliver(event, operands)
-            return Record(), state
-
-        def emit(stream: Stream, rows: Record, new: Any, due: Any) -> None:
-            if stream.emits_late:
-                return
-            lanes = next(iter(rows.values())).lanes
-            if stream.holds:
-                self._deliver_batch(stream, new, due, lanes, event.source)
-            else:
-                if stream.apart:  # each lane has its own turn
-                    rows = masked(rows, due)
-                part, values = event_of(rows, event)
-                self._deliver_if(due, values, lambda values: (part, values))
-
-        record = rows_of(event, operands, self._reductions)
-        left, state = self._streams.fold(state, record, emit)
-        if left:
-            self._streams.check_optional(left)
-            self._deliver(*event_of(left, event))
-        return Record(), state
-
-    def part(self, state: State, eqn: Any) -> State:
-        return self._streams.part(state, eqn)
-
-    def whole(self, state: State, part: State) -> State:
-        return {**state, **part} if state else part
-
-    def logs_alike(self, rule: Any, function: Any) -> bool:
-        return logs_alike(rule, function, self._selection, self._reductions)
-
-    def flush(self, state: State) -> None:
-        """Delivers what is left at the end."""
-        for name, stream in self._streams.items():
-            if stream.holds:
-                left = state[name]
-                if stream.apart:  # the callback gets whole values in any case
-                    left = jax.tree.map(_compat.whole, left)
-                self._deliver_batch(stream, left, None, stream.lanes, stream.source)
-
-    def _deliver_batch(
-        self, stream: Stream, state: Any, due: Any, lanes: int, source: Source
-    ) -> None:
-        """Delivers the rows that are due; at the end (None), those that are left."""
-        final = due is None
-        some = stream.left(state, lanes) if final else due
-        event = Event(
-            keys=tuple(stream.rows),
-            trees=tuple(map(stream.tree_of, stream.rows)),
-            steps=stream.steps,
-            source=source,
-            lanes=lanes,
-            masked=stream.apart,
-            buffered=stream.buffers,
-        )
-
-        def opened(held: Any) -> tuple[Event, list[Any]]:
-            state, some = held
-            batch = stream.batch(state, lanes, final)
-            operands = Operands(
-                values=[list(batch.values[key]) for key in stream.rows],
-                steps=[batch.steps[name] for name in stream.steps],
-                mask=some if stream.apart else None,
-                filled=batch.filled,
-                anchors=[],
-            )
-            return event, operands.flat()
-
-        self._deliver_if(some, (state, some), opened)
-
-    def _deliver_if(
-        self, some: Any, held: Any, opened: Callable[[Any], tuple[Event, Sequence[Any]]]
-    ) -> None:
-        """Delivers, if there is any, the event that `opened` makes of `held`."""
-        fixed = jax.tree.map(jax.lax.stop_gradient, held)
-
-        def body(again: Any) -> Any:
-            self._deliver(*opened(fixed))
-            return jnp.zeros_like(again)
-
-        # on CPUs, a loop that runs once or never costs a fifth of a conditional
-        jax.lax.while_loop(lambda go: go, body, jnp.any(some))
-
-    def _deliver(self, event: Event, operands: Sequence[Any]) -> None:
-        # XLA crashes on order where only some axes of a mesh are manual
-        ordered = self._ordered and not _compat.partly_manual()
-        event = event.renamed(self._prefix)
-        event = dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, quiet=False
-        )
-        log_p.bind(*operands, event=event)
 
 
 class _SwitchSink(CallbackSink):
@@ -296,7 +155,7 @@ def tap(
         got {'carry': 1}
         got {'carry': 3}
     """
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "callback": callback,
         "argnames": argnames,
         "tags": tags,
@@ -312,68 +171,50 @@ def tap(
         "static_argnames": static_argnames,
     }
     if fun is None:
-        return lambda fun: tap(fun, **options)
+        return lambda fun: tap(fun, **given)
     check_callable(fun, "tap")
     if callback is not None and not callable(callback):
         raise LoxTypeError(
             f"`callback` of `lox.tap` must be a function of a `lox.logdict`, not "
             f"{callback!r}."
         )
-    deliver = _print if callback is None else callback
-    selection = Selection.of(argnames, tags)
-    every = check_number(interval, "interval", "tap")
-    width = check_number(window, "window", "tap")
-    room = check_number(buffer, "buffer", "tap")
-    asked = _reduce.check(reduce, " of `lox.tap`")
-    check_prefix(prefix, "tap")
-    static = Static.of(fun, static_argnums, static_argnames)
-    key = (
-        *("tap", selection, prefix, bool(keep_logs), every, asked, width, room),
-        *(bool(ordered), batched),
+    receive = _print if callback is None else callback
+    options = Options.checked(
+        "lox.tap",
+        argnames,
+        tags,
+        keep_logs,
+        prefix,
+        interval,
+        reduce,
+        window,
+        buffer,
+        ordered,
     )
-
-    def reductions(key: str, at_call: Any) -> Any:
-        chosen = _reduce.choose(asked, key)
-        return chosen or (_reduce.choose(at_call, key) if width else None)
+    static = Static.of(fun, static_argnums, static_argnames)
+    key = "tap", options, batched
 
     def form(name: Any, outermost: bool, make_sink: Callable[[], CallbackSink]) -> Any:
         def build() -> tuple[Any, CallbackSink]:
             sink = make_sink()
 
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-                warn_unmatched(closed, selection, asked, "tap")
-                streams = Streams()
-                if every or asked or width or room:
-                    types = survey(closed, selection, reductions)
-                    check_window(width, types, "tap")
-                    streams = _streams(types, closed, selection, every, width, room)
-                tapper = _Tapper(
-                    selection,
-                    keep_logs,
-                    outermost,
-                    reductions,
-                    streams,
-                    sink,
-                    ordered,
-                    prefix,
-                )
-                outs, _, state = Walk(tapper)(closed, args, streams.initial())
-                tapper.flush(state)
-                return outs, None
+                warn_unmatched(closed, options.selection, options.reduce, "tap")
+                return deliver(closed, args, options, outermost, sink), None
 
             return evaluate, sink
 
         return compiled(fun, (key, name), build, static)
 
     def own_sink() -> CallbackSink:
-        return CallbackSink(deliver, batched)
+        return CallbackSink(receive, batched)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
-            return form(("inside", deliver), False, own_sink)(*args, **kwargs)[0]
+            return form(("inside", receive), False, own_sink)(*args, **kwargs)[0]
         shared = form("outermost", True, lambda: _SwitchSink(batched))
-        if not shared.sink.acquire(deliver):
-            return _finished(form(("own", deliver), True, own_sink), args, kwargs)
+        if not shared.sink.acquire(receive):
+            return _finished(form(("own", receive), True, own_sink), args, kwargs)
         try:
             return _finished(shared, args, kwargs)
         finally:
@@ -398,32 +239,3 @@ def _finished(run: Any, args: Any, kwargs: Any) -> Any:
     finally:
         callback_errors.raise_of(run.sink)
     return out
-
-
-def _streams(
-    types: Record,
-    closed: Any,
-    selection: Selection,
-    interval: int | None,
-    window: int | None,
-    buffer: int | None,
-) -> Streams:
-    """Streams for the keys that are not delivered event by event."""
-    options = {
-        key: (is_reduced(rows), rows.reduce == "first")
-        for key, rows in types.items()
-        if rows.length and (is_reduced(rows) or interval or buffer)
-    }
-    streams = []
-    for keys in groups(options, closed, selection):
-        reduced, _ = options[keys[0]]
-        streams.append(
-            emitting(
-                {key: types[key] for key in keys},
-                {key: types[key].reduce for key in keys} if reduced else {},
-                interval=interval or 1,
-                window=window if reduced else None,
-                size=buffer if window or not reduced else None,
-            )
-        )
-    return Streams(streams, selection)

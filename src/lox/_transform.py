@@ -52,6 +52,10 @@ class Static:
         indices = {positional.index(name) for name in names if name in positional}
         return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
 
+    def after(self, count: int) -> "Static":
+        """The same for a function with so many more arguments in front."""
+        return Static(tuple(i + count for i in self.argnums), self.argnames)
+
     def __bool__(self) -> bool:
         return bool(self.argnums or self.argnames)
 
@@ -356,6 +360,7 @@ def compiled(
     key: Hashable,
     build: Callable[[], tuple[Evaluate, Any]],
     static: Static,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> Compiled:
     """The compiled form of `fun` for a transformation and options named by `key`.
 
@@ -364,11 +369,14 @@ def compiled(
         key: what tells this form from others of the same function.
         build: makes the evaluation, and the sink that it delivers to, if it is new.
         static: the static arguments.
+        wrap: makes a function with one more argument in front, if there is to be one.
     """
 
     def make(get_fun: Callable[[], Any]) -> Compiled:
         evaluate, sink = build()
-        return Compiled(get_fun, evaluate, static, sink)
+        if wrap is None:
+            return Compiled(get_fun, evaluate, static, sink)
+        return Compiled(lambda: wrap(get_fun()), evaluate, static.after(1), sink)
 
     return _cache.get(fun, (key, static), make)
 

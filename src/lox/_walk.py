@@ -31,8 +31,6 @@ class Collector:
     gives_rows = True
     # whether the state is only read: then it can be handed to derivative rules too
     constant_state = False
-    # whether the state belongs to keys, and has the lane axes of their events in front
-    state_by_key = False
     # whether only the types of the rows matter, and not how many a loop gives
     types_only = False
 
@@ -45,6 +43,13 @@ class Collector:
     ) -> tuple[Record, State]:
         """Takes an event, and gives its rows and the new state."""
         raise NotImplementedError
+
+    def keyed(self, state: State) -> list[bool]:
+        """Which leaves of the state belong to keys.
+
+        They have the lane axes of the keys' events in front; others have none.
+        """
+        return [False] * len(jax.tree.leaves(state))
 
     def part(self, state: State, eqn: Any) -> State:
         """What the events inside an equation need of the state."""

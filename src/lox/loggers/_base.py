@@ -1,0 +1,336 @@
+"""What all loggers share: the JAX side, written once.
+
+A backend is three methods on NumPy values: `open` a run, `write` logs to it, and
+`close` it.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lox import _compat
+from lox._deliver import Options, deliver
+from lox._errors import LoxTypeError, LoxValueError
+from lox._events import Event, user_source
+from lox._host import CallbackSink, callback_errors
+from lox._logdict import logdict
+from lox._primitive import log_p
+from lox._runs import take_run
+from lox._saving import key_data, run_name
+from lox._spool import spool
+from lox._take import is_outermost, warn_unmatched
+from lox._transform import Static, Transformed, check_callable, compiled
+
+from ._runs import OpenRuns, Words
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Names = str | Iterable[str] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What a backend is told of a run that it is to open.
+
+    Attributes:
+        key: the words of the PRNG key that tells it from others.
+        name: a name made of them.
+        config: what the logger was given.
+    """
+
+    key: Words
+    name: str
+    config: Mapping[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LoggerState:
+    """The runs that logs go to: a pytree, with an axis for each `vmap` of `init`."""
+
+    words: Any
+
+
+class Logger:
+    """The base of all loggers.
+
+    A backend overrides `open`, `write` and, if there is something to close, `close`.
+    They run on the host, one at a time, and must not call JAX.
+
+    Args:
+        config: what to remember of the runs, such as hyperparameters; JSON.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.config = dict(config or {})
+
+    # --- what a backend says ---------------------------------------------------------
+
+    def open(self, run: RunInfo) -> Any:
+        """Begins a run, and gives whatever `write` needs to find it again."""
+        raise NotImplementedError
+
+    def write(self, run: Any, logs: logdict) -> None:
+        """Writes logs of NumPy values, with a time axis if they are several rows."""
+        raise NotImplementedError
+
+    def close(self, run: Any) -> None:
+        """Ends a run."""
+
+    # --- what a user calls -----------------------------------------------------------
+
+    def init(self, key: Any = None) -> LoggerState:
+        """Begins a run; under `jax.vmap`, one a lane.
+
+        Args:
+            key: a key of `jax.random`, or a number, that tells the run from others. By
+                default, outside of JAX's transformations, a random one.
+        """
+        if key is None:
+            if not is_outermost():
+                raise LoxTypeError(
+                    "`init` of a logger needs a `key` inside `jax.jit` and `jax.vmap`, "
+                    "which would give every call and every lane the same run."
+                )
+            words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+        else:
+            words = key_data(key)
+        self._hand_over(words, _Opens)
+        return LoggerState(jnp.asarray(words))
+
+    def finish(self, state: LoggerState) -> None:
+        """Ends the runs; all that was logged to them is where it should be then."""
+        self._hand_over(_checked(state).words, _Closes)
+
+    def log(self, state: LoggerState, logs: Mapping[str, Any]) -> None:
+        """Sends logs, such as `lox.spool` returns, to the runs of a state."""
+        logs = logs if isinstance(logs, logdict) else logdict(logs)
+        self._hand_over((_checked(state).words, logs), _Writes)
+
+    def _hand_over(self, payload: Any, sink: "Callable[[OpenRuns], _Sink]") -> None:
+        receiver = sink(self._runs)
+        if is_outermost():
+            receiver.take(jax.tree.map(_to_host, payload))
+            return
+        leaves, tree = jax.tree.flatten(payload)
+        event = Event(
+            keys=("payload",),
+            trees=(tree,),
+            steps=(),
+            source=user_source(),
+            sink=receiver,
+            ordered=not _compat.partly_manual(),
+        )
+        log_p.bind(*map(jnp.asarray, leaves), event=event)
+
+    def spool(
+        self,
+        fun: Callable[P, T],
+        state: LoggerState,
+        argnames: Names = None,
+        tags: Names = None,
+        keep_logs: bool = False,
+        interval: int | None = None,
+        reduce: Any = None,
+        prefix: str = "",
+        *,
+        window: int | None = None,
+        capacity: int | None = None,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+    ) -> Callable[P, T]:
+        """Makes `fun` send its logs to the runs of a state, when it has ended.
+
+        The options are those of `lox.spool`.
+        """
+        spooled = spool(
+            fun,
+            argnames,
+            tags,
+            keep_logs,
+            interval,
+            reduce,
+            prefix,
+            window=window,
+            capacity=capacity,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+        _checked(state)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result, logs = spooled(*args, **kwargs)
+            self.log(state, logs)
+            return result
+
+        return _Logged(fun, call)
+
+    def tap(
+        self,
+        fun: Callable[P, T],
+        state: LoggerState,
+        argnames: Names = None,
+        tags: Names = None,
+        prefix: str = "",
+        *,
+        keep_logs: bool = False,
+        interval: int | None = None,
+        reduce: Any = None,
+        window: int | None = None,
+        buffer: int | None = None,
+        ordered: bool = True,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+    ) -> Callable[P, T]:
+        """Makes `fun` send its logs to the runs of a state, as they come.
+
+        The options are those of `lox.tap`.
+        """
+        name = f"{type(self).__name__}.tap"
+        check_callable(fun, name, "loggers")
+        words = _checked(state).words
+        options = Options.checked(
+            name,
+            argnames,
+            tags,
+            keep_logs,
+            prefix,
+            interval,
+            reduce,
+            window,
+            buffer,
+            ordered,
+        )
+        static = Static.of(fun, static_argnums, static_argnames)
+        runs = self._runs
+
+        def form(outermost: bool) -> Any:
+            def build() -> tuple[Any, CallbackSink]:
+                sink = CallbackSink(lambda logs: runs.write(*take_run(logs)))
+
+                def evaluate(closed: Any, args: Sequence[Any]) -> Any:
+                    warn_unmatched(closed, options.selection, options.reduce, "tap")
+                    run = args[0]
+                    return deliver(closed, args, options, outermost, sink, run), None
+
+                return evaluate, sink
+
+            key = "logger.tap", runs, options, outermost
+            return compiled(fun, key, build, static, wrap=_with_words)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not is_outermost():
+                return form(False)(words, *args, **kwargs)[0]
+            run = form(True)
+            try:
+                result = run(words, *args, **kwargs)[0]
+                _compat.wait_for_callbacks()
+            finally:
+                callback_errors.raise_of(run.sink)
+            return result
+
+        return _Logged(fun, call)
+
+    @property
+    def _runs(self) -> OpenRuns:
+        # not in `__init__`, which a backend may forget to call
+        found = self.__dict__.get("_open_runs")
+        if found is None:
+            found = self.__dict__["_open_runs"] = OpenRuns(self._open, self)
+        return found
+
+    def _open(self, words: Words) -> Any:
+        config = getattr(self, "config", {})
+        return self.open(RunInfo(words, run_name(words), config))
+
+
+class _Logged(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forms(*args, **kwargs)
+
+
+def _with_words(fun: Any) -> Any:
+    def wrapped(words: Any, *args: Any, **kwargs: Any) -> Any:
+        del words
+        return fun(*args, **kwargs)
+
+    return wrapped
+
+
+def _checked(state: Any) -> LoggerState:
+    if not isinstance(state, LoggerState):
+        raise LoxTypeError(
+            f"a logger needs the state that its `init` gave, not {state!r}: "
+            "`logger.tap(f, logger.init(key))`."
+        )
+    return state
+
+
+def _to_host(x: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
+    return x if is_key else np.asarray(x)
+
+
+# --- from a program ----------------------------------------------------------
+
+
+class _Sink(CallbackSink):
+    """Takes what a program hands over, a lane at a time."""
+
+    def __init__(self, runs: OpenRuns) -> None:
+        super().__init__(lambda logs: self.take(logs["payload"]))
+        self._runs = runs
+
+    def take(self, payload: Any) -> None:
+        raise NotImplementedError
+
+    # the same program is compiled once, however often it is traced
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._runs is self._runs
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self._runs)))
+
+
+class _Opens(_Sink):
+    def take(self, payload: Any) -> None:
+        for words in _each(payload):
+            self._runs.open(words)
+
+
+class _Closes(_Sink):
+    def take(self, payload: Any) -> None:
+        for words in _each(payload):
+            self._runs.close(words)
+
+
+class _Writes(_Sink):
+    def take(self, payload: Any) -> None:
+        self._write(*payload)
+
+    def _write(self, words: Any, logs: logdict) -> None:
+        if np.ndim(words) == 1:
+            happened = logs.compact()
+            if happened:
+                self._runs.write(tuple(map(int, words)), happened)
+            return
+        lanes = logs.lanes()
+        if len(lanes) != len(words):
+            raise LoxValueError(
+                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs."
+            )
+        for one, lane in zip(words, lanes, strict=True):
+            self._write(one, lane)
+
+
+def _each(words: Any) -> list[Words]:
+    flat = np.reshape(words, (-1, np.shape(words)[-1]))
+    return [tuple(map(int, one)) for one in flat]

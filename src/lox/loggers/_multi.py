@@ -1,0 +1,38 @@
+"""`MultiLogger`: several loggers at once."""
+
+from typing import Any
+
+from lox._errors import LoxTypeError
+from lox._logdict import logdict
+
+from ._base import Logger, RunInfo
+
+
+class MultiLogger(Logger):
+    """Hands everything to several loggers.
+
+    One that fails stops neither the program nor the others.
+
+    Args:
+        *loggers: the loggers. Their runs are begun and ended by this one.
+    """
+
+    def __init__(self, *loggers: Logger) -> None:
+        super().__init__()
+        for logger in loggers:
+            if not isinstance(logger, Logger):
+                raise LoxTypeError(f"`MultiLogger` takes loggers, not {logger!r}.")
+        self.loggers = loggers
+
+    def open(self, run: RunInfo) -> tuple[int, ...]:
+        for logger in self.loggers:
+            logger._runs.open(run.key)
+        return run.key
+
+    def write(self, run: tuple[int, ...], logs: logdict) -> None:
+        for logger in self.loggers:
+            logger._runs.write(run, logs)
+
+    def close(self, run: Any) -> None:
+        for logger in self.loggers:
+            logger._runs.close(run)

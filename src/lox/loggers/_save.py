@@ -1,0 +1,74 @@
+"""`SaveLogger`: runs on disk."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from lox._errors import LoxValueError
+from lox._logdict import logdict
+from lox._saving import create_run
+from lox._store import Writer
+
+from ._base import Logger, RunInfo
+
+_MODES = {"new": "x", "resume": "a", "overwrite": "w"}
+
+
+class SaveLogger(Logger):
+    """Saves each run in a directory of a store, from which `lox.load` reads it.
+
+    A row that was handed over is on disk as far as the process is concerned: killing it
+    loses nothing. `finish` also waits for the disk itself.
+
+    Args:
+        path: the store's directory.
+        config: what to remember of the runs; JSON.
+        exists: what to do with a run that is there already: `"new"` refuses it,
+            `"resume"` appends to it, `"overwrite"` replaces it.
+
+    Example:
+        >>> import tempfile
+        >>> import lox.loggers
+        >>> store = tempfile.mkdtemp()
+        >>> logger = lox.loggers.SaveLogger(store, config={"lr": 0.1})
+        >>> def f(seed):
+        ...     def step(x, i):
+        ...         lox.log({"x": x}, step=i)
+        ...         return x / 2, None
+        ...     state = logger.init(jax.random.key(seed))
+        ...     scan = logger.tap(jax.lax.scan, state, buffer=2, static_argnums=0)
+        ...     return scan(step, 1.0 * seed, jnp.arange(3))[0]
+        >>> _ = jax.vmap(f)(jnp.arange(2))
+        >>> jax.effects_barrier()
+        >>> for run in lox.runs(store):
+        ...     print(run.name, run.config, run.load())
+        00000000-00000000 {'lr': 0.1} {'x': [0.0, 0.0, 0.0]}
+        00000000-00000001 {'lr': 0.1} {'x': [1.0, 0.5, 0.25]}
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any] | None = None,
+        exists: str = "new",
+    ) -> None:
+        super().__init__(config)
+        if exists not in _MODES:
+            raise LoxValueError(
+                f"`exists` of `SaveLogger` is {exists!r}; there are "
+                f"{', '.join(map(repr, _MODES))}."
+            )
+        self._path = pathlib.Path(path)
+        self._mode = _MODES[exists]
+
+    def open(self, run: RunInfo) -> Writer:
+        path = self._path / run.name
+        return Writer(create_run(path, self._mode, run.key, run.config))
+
+    def write(self, run: Writer, logs: logdict) -> None:
+        run.write(logs)
+
+    def close(self, run: Writer) -> None:
+        run.sync()
+        run.close()

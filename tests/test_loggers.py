@@ -1,0 +1,305 @@
+"""Loggers: one run a vmapped seed, whatever JAX does around them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+import lox.loggers
+
+
+class MemoryLogger(lox.loggers.Logger):
+    """Keeps everything in lists."""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.runs, self.closed, self.calls = {}, [], 0
+
+    def open(self, run):
+        self.runs[run.key] = []
+        return run.key
+
+    def write(self, run, logs):
+        assert all(isinstance(x, np.ndarray | np.generic) for x in logs.values())
+        self.calls += 1
+        self.runs[run].append(logs)
+
+    def close(self, run):
+        self.closed.append(run)
+
+
+class BrokenLogger(lox.loggers.Logger):
+    """A client that raises."""
+
+    def open(self, run):
+        return run
+
+    def write(self, run, logs):
+        raise ConnectionError("no network")
+
+
+def scanned(x, n=3):
+    def body(carry, i):
+        lox.log({"x": carry}, step=i)
+        return carry * 2, None
+
+    return lax.scan(body, x, jnp.arange(n))[0]
+
+
+def rows(calls):
+    return [float(x) for logs in calls for x in np.ravel(logs["x"])]
+
+
+def words(key):
+    return tuple(int(word) for word in jax.random.key_data(key))
+
+
+METHODS = ["tap", "spool"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# --- one run -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_run_gets_its_logs(method, wrap):
+    logger = MemoryLogger()
+    key = jax.random.key(3)
+    state = logger.init(key)
+    result = wrap(getattr(logger, method)(scanned, state))(1.0)
+    jax.effects_barrier()
+    assert result == 8
+    assert rows(logger.runs[words(key)]) == [1, 2, 4]
+    assert len(logger.runs[words(key)]) == (3 if method == "tap" else 1)
+    steps = [int(s) for c in logger.runs[words(key)] for s in np.ravel(c.step["x"])]
+    assert steps == [0, 1, 2]
+    assert all(list(c.steps) == ["step"] for c in logger.runs[words(key)])
+    logger.finish(state)
+    assert logger.closed == [words(key)]
+
+
+def test_init_and_finish_inside_jit_and_scan():
+    logger = MemoryLogger()
+
+    @jax.jit
+    def f(key):
+        state = logger.init(key)
+        y, _ = lax.scan(
+            lambda c, x: (logger.tap(scanned, state)(c), None), 1.0, jnp.arange(2)
+        )
+        logger.log(state, {"x": y})
+        logger.finish(state)
+        return y
+
+    assert f(jax.random.key(0)) == 64
+    jax.effects_barrier()
+    (calls,) = logger.runs.values()
+    assert rows(calls) == [1, 2, 4, 8, 16, 32, 64] and len(logger.closed) == 1
+
+
+def test_options_are_those_of_tap_and_spool():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    (calls,) = logger.runs.values()
+
+    def sent(method, **options):
+        calls.clear()
+        getattr(logger, method)(scanned, state, **options)(1.0)
+        return [(list(c), np.ravel(next(iter(c.values()))).tolist()) for c in calls]
+
+    assert sent("tap", interval=2) == [(["x"], [1]), (["x"], [4])]
+    assert sent("tap", buffer=2) == [(["x"], [1, 2]), (["x"], [4])]
+    assert sent("tap", reduce="sum", window=2) == [(["x"], [3]), (["x"], [4])]
+    assert sent("tap", prefix="a/", reduce="sum") == [(["a/x"], [7])]
+    assert sent("spool", reduce="sum") == [(["x"], [7])]
+    assert sent("spool", interval=2, prefix="b/") == [(["b/x"], [1, 4])]
+    with pytest.warns(lox.LoxWarning, match="'y', which no"):
+        assert sent("tap", argnames="y") == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_results_and_gradients_are_untouched(method):
+    logger = MemoryLogger()
+    run = getattr(logger, method)(scanned, logger.init(0))
+    assert jax.grad(run)(1.0) == 8
+    jax.effects_barrier()
+    assert rows(next(iter(logger.runs.values()))) == [1, 2, 4]
+
+
+def test_static_arguments_and_keywords():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    run = logger.tap(scanned, state, static_argnums=1)
+    assert run(1.0, 2) == 4
+    run = logger.tap(scanned, state, static_argnames="n")
+    assert run(x=1.0, n=1) == 2
+
+
+# --- one run a lane ----------------------------------------------------------
+
+
+def ragged(n):
+    def body(i):
+        lox.log({"x": i})
+        return i + 1
+
+    return lax.while_loop(lambda i: i < n, body, 0)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "method, options",
+    [
+        ("tap", {}),
+        ("tap", {"buffer": 2}),
+        ("tap", {"interval": 1}),
+        ("spool", {"capacity": 9}),
+    ],
+)
+@pytest.mark.parametrize("around", [True, False])
+def test_every_lane_is_a_run_of_its_own(jit, method, options, around):
+    logger = MemoryLogger()
+    keys = jax.random.split(jax.random.key(0), 4)
+    ns = jnp.array([3, 0, 1, 5])
+
+    def one(key, n):
+        return getattr(logger, method)(ragged, logger.init(key), **options)(n)
+
+    def all_of_them(keys, ns):
+        states = jax.vmap(logger.init)(keys)
+        return getattr(logger, method)(jax.vmap(ragged), states, **options)(ns)
+
+    run = jax.vmap(one) if around else all_of_them
+    assert (jax.jit(run) if jit else run)(keys, ns).tolist() == ns.tolist()
+    jax.effects_barrier()
+    assert len(logger.runs) == 4
+    for key, n in zip(keys, ns.tolist(), strict=True):
+        assert rows(logger.runs[words(key)]) == list(range(n))
+
+
+def test_sixty_four_lanes_are_one_call_of_the_host(monkeypatch):
+    logger = MemoryLogger()
+    keys = jax.random.split(jax.random.key(0), 64)
+    states = jax.vmap(logger.init)(keys)
+    jax.vmap(lambda s, x: logger.tap(scanned, s)(x))(states, jnp.arange(64.0))
+    jax.effects_barrier()
+    assert logger.calls == 64 * 3
+    for i, key in enumerate(keys):
+        assert rows(logger.runs[words(key)]) == [i, 2 * i, 4 * i]
+
+
+def test_lanes_inside_a_run_belong_to_it():
+    logger = MemoryLogger()
+    key = jax.random.key(0)
+    logger.tap(jax.vmap(scanned), logger.init(key))(jnp.array([1.0, 10.0]))
+    assert sorted(rows(logger.runs[words(key)])) == [1, 2, 4, 10, 20, 40]
+
+
+def test_states_that_do_not_fit_are_explained():
+    logger = MemoryLogger()
+    states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(lox.LoxValueError, match=r"'x'.*\(2,\) lanes.*\(3,\) runs"):
+        logger.tap(jax.vmap(scanned), states)(jnp.arange(2.0))
+    with pytest.raises(lox.LoxValueError, match="2 lane.* 3 runs"):
+        logger.spool(jax.vmap(scanned), states)(jnp.arange(2.0))
+    with pytest.raises(lox.LoxTypeError, match="needs the state that its `init` gave"):
+        logger.tap(scanned, None)
+
+
+# --- keys --------------------------------------------------------------------
+
+
+def test_one_key_is_one_run():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    with pytest.raises(lox.LoxValueError, match="00000000-00000000 open.*own"):
+        logger.init(0)
+    logger.finish(state)
+    with pytest.raises(lox.LoxValueError, match=r"which is finished.*`init`"):
+        logger.log(state, {"x": 1.0})
+    with pytest.raises(lox.LoxValueError, match="which is finished"):
+        logger.tap(scanned, state)(1.0)
+    logger.log(logger.init(0), {"x": 1.0})
+
+
+def test_without_a_key_a_run_is_new():
+    logger = MemoryLogger()
+    first, second = logger.init(), logger.init()
+    assert first.words.tolist() != second.words.tolist() and len(logger.runs) == 2
+    with pytest.raises(lox.LoxTypeError, match="needs a `key` inside `jax.jit`"):
+        jax.jit(lambda: logger.init())()
+
+
+# --- on disk -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_saved_runs_are_what_was_spooled(method):
+    logger = lox.loggers.SaveLogger("store", config={"lr": 0.1})
+    keys = jax.random.split(jax.random.key(0), 3)
+    states = jax.vmap(logger.init)(keys)
+    run = getattr(logger, method)
+    jax.vmap(lambda s, x: run(scanned, s)(x))(states, jnp.arange(3.0))
+    logger.finish(states)
+    jax.effects_barrier()
+    assert len(lox.runs("store")) == 3
+    for i in range(3):
+        found = lox.load("store", key=keys[i])
+        assert found == lox.spool(scanned)(1.0 * i)[1]
+    assert lox.runs("store")[0].config == {"lr": 0.1}
+
+
+def test_a_run_that_exists_is_refused_unless_asked_for():
+    for exists, expected in (("new", [1]), ("resume", [1, 2]), ("overwrite", [3])):
+        logger = lox.loggers.SaveLogger("store", exists=exists)
+        state = logger.init(0)
+        logger.log(state, {"x": max(expected)})
+        logger.finish(state)
+        assert np.atleast_1d(lox.load("store")["x"]).tolist() == expected
+    with pytest.raises(lox.StoreError, match="there is a run at store"):
+        lox.loggers.SaveLogger("store").init(0)
+    with pytest.raises(lox.LoxValueError, match="`exists` of `SaveLogger` is 'maybe'"):
+        lox.loggers.SaveLogger("store", exists="maybe")
+
+
+# --- several, and failing ones -----------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_loggers_get_the_same(method):
+    first, second = MemoryLogger(), MemoryLogger()
+    logger = lox.loggers.MultiLogger(first, second)
+    key = jax.random.key(0)
+    state = logger.init(key)
+    getattr(logger, method)(scanned, state)(1.0)
+    logger.finish(state)
+    assert first.runs.keys() == second.runs.keys() == {words(key)}
+    count = 3 if method == "tap" else 1
+    for one in (first, second):
+        assert rows(one.runs[words(key)]) == [1, 2, 4] and one.calls == count
+        assert one.closed == [words(key)]
+    with pytest.raises(lox.LoxTypeError, match="takes loggers"):
+        lox.loggers.MultiLogger(first, "disk")
+
+
+def test_one_that_fails_stops_neither_the_program_nor_the_others():
+    memory = MemoryLogger()
+    logger = lox.loggers.MultiLogger(BrokenLogger(), memory)
+    state = logger.init(7)
+    with pytest.warns(
+        lox.LoxWarning, match="BrokenLogger failed: .*no network"
+    ) as seen:
+        assert logger.tap(scanned, state)(1.0) == 8
+    assert len(seen) == 1
+    assert rows(next(iter(memory.runs.values()))) == [1, 2, 4]
+    logger.finish(state)
+    # and its rows are kept
+    found = lox.load(".lox/unsent/BrokenLogger-00000000-00000007")
+    assert found == lox.spool(scanned)(1.0)[1]
