@@ -143,6 +143,9 @@ def _buffer_opener(
 ) -> Callable[[Sequence[Any]], Iterable[logdict]]:
     """The same for a buffer, whose rows are an axis after the lanes."""
     lanes = event.lanes
+    plain = dataclasses.replace(event, masked=False, buffered=False)
+    # one description for all: who gets them can tell by it that nothing has changed
+    info: dict[str, KeyInfo] = {}
 
     def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
         parts = event.split(operands)
@@ -151,7 +154,10 @@ def _buffer_opener(
             count = filled[lane]
             if count:
                 one = [x[lane][:count] for x in (*_leaves(parts), *parts.steps)]
-                yield _stacked(event, one, 0, None)
+                logs = _stacked(plain, one, 0, None)
+                logs._info = info or logs._info
+                info.update(logs._info)
+                yield logs
 
     def open_whole(operands: Sequence[Any]) -> Iterable[logdict]:
         parts = event.split(operands)
@@ -161,7 +167,7 @@ def _buffer_opener(
             arrays = (*_leaves(parts), *parts.steps)
             moved = [np.moveaxis(x, lanes, 0)[:most] for x in arrays]
             mask = np.arange(most).reshape(-1, *[1] * lanes) < filled
-            yield _stacked(event, moved, lanes, None if mask.all() else mask)
+            yield _stacked(plain, moved, lanes, None if mask.all() else mask)
 
     return open_whole if batched else open_lanes
 
@@ -178,8 +184,7 @@ def _filled(parts: Operands) -> Any:
 
 
 def _stacked(event: Event, arrays: list[Any], lanes: int, mask: Any) -> logdict:
-    plain = dataclasses.replace(event, masked=False, buffered=False)
-    return _logdict(event, plain.split(arrays), True, lanes, mask)
+    return _logdict(event, event.split(arrays), True, lanes, mask)
 
 
 def _lanes(logs: logdict, depth: int) -> list[logdict]:
