@@ -3,10 +3,14 @@
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import lox
+import lox.loggers
 from lox._saving import create_run
 from lox._store import Writer
 
@@ -16,12 +20,15 @@ from .interleaved import best_times
 _BATCH = 100
 _KEYS = "abcde"  # and a step
 _SCALARS = 10_000_000
+_EVENTS = 100_000
+_ROOM = 1_000
 
 
 def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as directory:
         yield from _append(pathlib.Path(directory))
         yield from _load(pathlib.Path(directory))
+        yield from _logger(pathlib.Path(directory))
 
 
 def _batch() -> lox.logdict:
@@ -57,3 +64,29 @@ def _load(directory: pathlib.Path) -> Iterator[Figure]:
         lambda: np.load(directory / "x.npy"),
     )
     yield Figure("store, load 1e7 scalars / `numpy.load`", time / bare, 2.0)
+
+
+def _logs(xs: Any) -> Any:
+    def body(carry: Any, x: Any) -> Any:
+        carry = carry * 0.5 + x
+        lox.log({"carry": carry}, step=x)
+        return carry, None
+
+    return lax.scan(body, 0.0, xs)[0]
+
+
+def _ignore(logs: lox.logdict) -> None:
+    del logs
+
+
+def _logger(directory: pathlib.Path) -> Iterator[Figure]:
+    xs = jnp.arange(1.0 * _EVENTS)
+    logger = lox.loggers.SaveLogger(directory / "logger")
+    saved = logger.tap(_logs, logger.init(0), buffer=_ROOM)
+    bare = lox.tap(_logs, _ignore, buffer=_ROOM)
+    time, bare_time = best_times(lambda: saved(xs), lambda: bare(xs), rounds=15)
+    yield Figure(
+        f"`SaveLogger.tap(buffer={_ROOM})` / bare `tap`, one event",
+        time / bare_time,
+        1.3,
+    )
