@@ -1,10 +1,13 @@
 """Loggers: one run a vmapped seed, whatever JAX does around them."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import lox
 import lox.loggers
@@ -294,7 +297,7 @@ def test_one_that_fails_stops_neither_the_program_nor_the_others():
     logger = lox.loggers.MultiLogger(BrokenLogger(), memory)
     state = logger.init(7)
     with pytest.warns(
-        lox.LoxWarning, match="BrokenLogger failed: .*no network"
+        lox.LoxWarning, match="BrokenLogger: it failed.*no network"
     ) as seen:
         assert logger.tap(scanned, state)(1.0) == 8
     assert len(seen) == 1
@@ -303,3 +306,38 @@ def test_one_that_fails_stops_neither_the_program_nor_the_others():
     # and its rows are kept
     found = lox.load(".lox/unsent/BrokenLogger-00000000-00000007")
     assert found == lox.spool(scanned)(1.0)[1]
+
+
+def test_of_several_loggers_all_begin_or_none():
+    lox.loggers.SaveLogger("store").init(0)
+    memory = MemoryLogger()
+    logger = lox.loggers.MultiLogger(memory, lox.loggers.SaveLogger("store"))
+    with pytest.raises(lox.StoreError, match="there is a run at store"):
+        logger.init(0)
+    assert len(memory.closed) == 1
+
+
+def test_a_store_that_is_removed_while_it_is_written_is_reported():
+    logger = lox.loggers.SaveLogger("store")
+    state = logger.init(0)
+    logger.log(state, {"x": 1})
+    shutil.rmtree("store")
+    with pytest.warns(lox.LoxWarning, match="SaveLogger: it failed.*was removed"):
+        logger.log(state, {"x": 2})
+    logger.finish(state)
+    assert lox.load(".lox/unsent/SaveLogger-00000000-00000000") == {"x": 2}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"interval": 1}], ids=str)
+def test_devices_of_a_mesh_write_to_one_run(kind, options):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    spec = PartitionSpec("d")
+    split = jax.shard_map(
+        lambda x: scanned(x.sum())[None], mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    xs = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, spec))
+    logger = MemoryLogger()
+    logger.tap(split, logger.init(0), **options)(xs)
+    (calls,) = logger.runs.values()
+    assert sorted(rows(calls)) == sorted(x * 2.0**i for x in range(4) for i in range(3))

@@ -3,6 +3,7 @@
 import collections
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -355,6 +356,24 @@ def test_logs_of_one_layout_may_change_their_dtypes_and_lengths(tmp_path):
         lox.save(parts[-1], tmp_path / str(xs.dtype))
     assert lox.load(tmp_path / "float32") == parts[0] + parts[1]
     assert lox.load(tmp_path / "int32") == parts[2] + parts[3]
+
+
+def test_a_run_that_was_removed_begins_anew(tmp_path):
+    lox.save({"x": 1}, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    lox.save({"x": 2}, tmp_path / "run")
+    assert lox.load(tmp_path / "run") == {"x": 2}
+
+
+def test_steps_may_be_those_of_some_keys(tmp_path):
+    rows = np.arange(2.0)
+    logs = lox.logdict({"x": rows, "y": rows}, {"s": {"y": rows}}, stacked=True)
+    only = lox.logdict({"x": rows}, {"s": {}}, stacked=True)
+    for name, one in (("some", logs), ("none", only)):
+        for _ in range(3):
+            lox.save(one, tmp_path / name)
+        found = lox.load(tmp_path / name)
+        assert found == sum([one] * 3) and set(found.steps) <= {"s"}
 
 
 def test_threads_write_to_one_run(tmp_path):

@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import contextlib
 import os
 import pathlib
 import platform
@@ -105,8 +106,8 @@ class _Writers:
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
         name = (os.getpid(), path.resolve())
         with self._lock:
-            if mode == "w":
-                self._close(name)
+            if mode == "w" or not (path / RUN_FILE).exists():
+                self._close(name)  # also if somebody has removed it
             writer = self._open.get(name)
             if writer is None or mode == "x":
                 writer = self._open[name] = Writer(create_run(path, mode, key))
@@ -116,13 +117,14 @@ class _Writers:
             try:
                 writer.write(logs)
             except OSError as error:
-                self._open.pop(name, None)
+                self._close(name)
                 raise StoreError(f"cannot write to {path}: {error}.") from error
 
     def _close(self, name: Any) -> None:
         writer = self._open.pop(name, None)
         if writer is not None:
-            writer.close()
+            with contextlib.suppress(OSError):  # all that was written is there
+                writer.close()
 
     def close(self) -> None:
         with self._lock:

@@ -169,6 +169,10 @@ class _SegmentWriter:
             with contextlib.suppress(OSError):
                 self._file.truncate(end)
             raise
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise FileNotFoundError(
+                f"{self._file.name} was removed while it was written"
+            )
         self._rows += length
         self._next = number + length
 
@@ -278,6 +282,7 @@ class _Plan:
                 for value in logs.values()
             )
             and not any(logs._key(name).outer_lanes() for name in logs)
+            and all(name in of for of in logs._steps.values() for name in logs)
         )
 
     def fits(self, logs: logdict) -> bool:
@@ -285,7 +290,7 @@ class _Plan:
             return False
         for of in logs._steps.values():
             first = of.get(self._names[0])
-            if any(of.get(name) is not first for name in self._names):
+            if first is None or any(of.get(name) is not first for name in self._names):
                 return False
         if tuple(logs._steps) != self._steps:
             return False

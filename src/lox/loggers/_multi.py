@@ -25,8 +25,15 @@ class MultiLogger(Logger):
         self.loggers = loggers
 
     def open(self, run: RunInfo) -> tuple[int, ...]:
-        for logger in self.loggers:
-            logger._runs.open(run.key)
+        begun: list[Logger] = []
+        try:
+            for logger in self.loggers:
+                logger._runs.open(run.key)
+                begun.append(logger)
+        except BaseException:  # all of them, or none
+            for logger in begun:
+                logger._runs.close(run.key)
+            raise
         return run.key
 
     def write(self, run: tuple[int, ...], logs: logdict) -> None:

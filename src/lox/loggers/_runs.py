@@ -4,7 +4,6 @@ import atexit
 import pathlib
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,9 @@ UNSENT = pathlib.Path(".lox") / "unsent"
 
 
 class _OpenRun:
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, begun: bool = True) -> None:
         self.handle = handle
+        self.begun = begun
         # once the backend has failed, its logs go here
         self.unsent: Writer | None = None
 
@@ -30,12 +30,11 @@ class OpenRuns:
 
     def __init__(self, begin: Callable[[Words], Any], logger: Any) -> None:
         self._begin = begin
-        self._logger = weakref.ref(logger)
+        self._logger = logger
         self._name = type(logger).__name__
         self._lock = threading.RLock()
         self._open: dict[Words, _OpenRun] = {}
         self._finished: set[Words] = set()
-        atexit.register(_close_all, weakref.ref(self))
 
     def open(self, words: Words) -> None:
         with self._lock:
@@ -53,9 +52,10 @@ class OpenRuns:
         except LoxError:
             raise  # such as a run that is there already: the user has to say what to do
         except Exception as error:
-            run = _OpenRun(None)
+            run = _OpenRun(None, begun=False)
             self._refused(run, words, error)
         self._open[words] = run
+        _in_use.add(self)
         return run
 
     def write(self, words: Words, logs: logdict) -> None:
@@ -68,52 +68,56 @@ class OpenRuns:
             run = self._open.get(words) or self._start(words)
             if run.unsent is None:
                 try:
-                    self._backend().write(run.handle, logs)
+                    self._logger.write(run.handle, logs)
                     return
                 except Exception as error:
                     self._refused(run, words, error)
             if run.unsent is not None:
-                run.unsent.write(logs)
-
-    def _backend(self) -> Any:
-        return self._logger()
+                try:
+                    run.unsent.write(logs)
+                except OSError as error:
+                    self._warn(f"what it does not take is lost, too: {error!r}")
 
     def _refused(self, run: _OpenRun, words: Words, error: Exception) -> None:
         """Says so, once, and keeps on disk what the backend does not take."""
         path = UNSENT / f"{self._name}-{run_name(words)}"
-        message = f"{self._name} failed: {error!r}. The program goes on; "
+        message = f"it failed with {error!r}. The program goes on; "
         try:
             run.unsent = Writer(create_run(path, "a", words))
             message += f"what it does not take is kept in {str(path)!r} (`lox.load`)."
         except (LoxError, OSError) as other:
             message += f"what it does not take is lost, since {other}"
-        warnings.warn_explicit(message, LoxWarning, *user_line())
+        self._warn(message)
+
+    def _warn(self, message: str) -> None:
+        warnings.warn_explicit(f"{self._name}: {message}", LoxWarning, *user_line())
 
     def close(self, words: Words) -> None:
         with self._lock:
             run = self._open.pop(words, None)
             self._finished.add(words)
+            if not self._open:
+                _in_use.discard(self)
             if run is None:
                 return
             if run.unsent is not None:
                 run.unsent.close()
-            else:
+            if run.begun:
                 try:
-                    self._backend().close(run.handle)
+                    self._logger.close(run.handle)
                 except Exception as error:
-                    warnings.warn_explicit(
-                        f"{self._name} could not close the run {run_name(words)}: "
-                        f"{error!r}.",
-                        LoxWarning,
-                        *user_line(),
-                    )
+                    self._warn(f"could not close the run {run_name(words)}: {error!r}.")
 
     def close_all(self) -> None:
         for words in list(self._open):
             self.close(words)
 
 
-def _close_all(reference: "weakref.ref[OpenRuns]") -> None:
-    runs = reference()
-    if runs is not None and runs._backend() is not None:
+# A run that is open keeps its logger alive, until it is finished or Python exits.
+_in_use: set[OpenRuns] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for runs in list(_in_use):
         runs.close_all()
