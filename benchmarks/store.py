@@ -12,7 +12,7 @@ from jax import lax
 import lox
 import lox.loggers
 from lox._saving import create_run
-from lox._store import Writer
+from lox._store_writer import Writer
 
 from .figure import Figure
 from .interleaved import best_times

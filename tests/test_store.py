@@ -17,7 +17,7 @@ import pytest
 from jax import lax
 
 import lox
-from lox import _saving, _store
+from lox import _saving, _store, _store_writer
 
 DTYPES = """bool int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 complex64
 float8_e4m3fn float8_e5m2 int4 uint4""".split()
@@ -252,7 +252,7 @@ def test_numpy_reads_a_closed_segment(tmp_path):
     from lox._saving import create_run
 
     run = create_run(tmp_path / "run", "x")
-    writer = _store.Writer(run)
+    writer = _store_writer.Writer(run)
     writer.write(logs_of())
     assert lox.load(run) == logs_of()  # while it is being written
     writer.sync()
@@ -327,10 +327,10 @@ def test_one_key_in_two_shapes_is_explained(tmp_path):
 
 def test_a_full_disk_is_reported_and_loses_nothing_before(tmp_path, monkeypatch):
     run = _saving.create_run(tmp_path / "run", "x")
-    writer = _store.Writer(run)
+    writer = _store_writer.Writer(run)
     logs = lox.logdict({"x": np.arange(5.0)}, stacked=True)
     writer.write(logs)
-    whole = _store._write_all
+    whole = _store_writer._write_all
 
     def full(file, data):
         if file.name.endswith(".npy"):
@@ -338,7 +338,7 @@ def test_a_full_disk_is_reported_and_loses_nothing_before(tmp_path, monkeypatch)
             raise OSError(28, "No space left on device")
         whole(file, data)
 
-    monkeypatch.setattr(_store, "_write_all", full)
+    monkeypatch.setattr(_store_writer, "_write_all", full)
     with pytest.raises(OSError, match="No space left"):
         writer.write(logs)
     assert lox.load(run) == logs
@@ -394,7 +394,7 @@ def test_threads_write_to_one_run(tmp_path):
 
 WRITES = """
 import sys, numpy as np, lox
-from lox._store import Writer
+from lox._store_writer import Writer
 from lox._saving import create_run
 import pathlib
 writer = Writer(create_run(pathlib.Path(sys.argv[1]), "a"))

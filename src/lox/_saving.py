@@ -22,7 +22,9 @@ from ._events import Event, user_line, user_source
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._primitive import log_p
-from ._store import RUN_FILE, VERSION, Run, Writer, write_json
+from ._store import RUN_FILE, VERSION, write_json
+from ._store_reader import Run
+from ._store_writer import Writer
 from ._take import is_outermost
 
 Path = str | os.PathLike[str]

@@ -11,7 +11,7 @@ from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events import user_line
 from lox._logdict import logdict
 from lox._saving import create_run, run_name
-from lox._store import Writer
+from lox._store_writer import Writer
 
 Words = tuple[int, ...]
 UNSENT = pathlib.Path(".lox") / "unsent"

@@ -8,7 +8,7 @@ from typing import Any
 from lox._errors import LoxValueError
 from lox._logdict import logdict
 from lox._saving import create_run
-from lox._store import Writer
+from lox._store_writer import Writer
 
 from ._base import Logger, RunInfo
 
