@@ -1,6 +1,10 @@
 """Loggers: one run a vmapped seed, whatever JAX does around them."""
 
 import shutil
+import subprocess
+import sys
+import textwrap
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -341,3 +345,181 @@ def test_devices_of_a_mesh_write_to_one_run(kind, options):
     logger.tap(split, logger.init(0), **options)(xs)
     (calls,) = logger.runs.values()
     assert sorted(rows(calls)) == sorted(x * 2.0**i for x in range(4) for i in range(3))
+
+
+# --- slow backends -----------------------------------------------------------
+
+
+class SlowLogger(MemoryLogger):
+    """A client that waits until it may go on."""
+
+    background = True
+
+    def __init__(self):
+        super().__init__()
+        self.may_go_on, self.threads = threading.Event(), set()
+        self.may_go_on.set()
+
+    def write(self, run, logs):
+        self.threads.add(threading.current_thread())
+        self.may_go_on.wait()
+        super().write(run, logs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_slow_backend_does_not_keep_the_program_waiting(method):
+    logger = SlowLogger()
+    logger.may_go_on.clear()
+    state = logger.init(0)
+    run = getattr(logger, method)(scanned, state)
+    assert jax.jit(run)(1.0) == 8  # although nothing can have been written
+    jax.effects_barrier()
+    assert logger.calls == 0
+    logger.may_go_on.set()
+    logger.finish(state)
+    assert rows(next(iter(logger.runs.values()))) == [1, 2, 4]
+    assert logger.closed and threading.main_thread() not in logger.threads
+
+
+def test_finish_inside_jit_waits_for_every_lane():
+    logger = SlowLogger()
+
+    @jax.vmap
+    def f(key):
+        state = logger.init(key)
+        y = logger.tap(scanned, state, static_argnames="n")(1.0, n=20)
+        logger.finish(state)
+        return y
+
+    jax.jit(f)(jax.random.split(jax.random.key(0), 8))
+    jax.effects_barrier()
+    assert len(logger.closed) == 8
+    for calls in logger.runs.values():
+        assert rows(calls) == [2.0**i for i in range(20)]
+
+
+def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
+    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", 4)
+    logger = SlowLogger()
+    logger.may_go_on.clear()
+    state = logger.init(0)
+    threading.Timer(0.3, logger.may_go_on.set).start()
+    logger.tap(scanned, state, static_argnames="n")(1.0, n=50)
+    # there was no room for more than four
+    assert logger.calls >= 50 - 5
+    logger.finish(state)
+    assert rows(next(iter(logger.runs.values()))) == [2.0**i for i in range(50)]
+
+
+def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
+    monkeypatch.setattr(lox.loggers._queue, "_MOST_BYTES", 1000)
+    logger = SlowLogger()
+    logger.may_go_on.clear()
+    state = logger.init(0)
+    threading.Timer(0.3, logger.may_go_on.set).start()
+    for i in range(9):
+        logger.log(state, {"x": np.full(100, i)})
+    assert logger.calls >= 9 - 4
+    logger.finish(state)
+    assert len(rows(next(iter(logger.runs.values())))) == 900
+
+
+@pytest.mark.parametrize("jobs", [2, 1000], ids=["full queue", "at the end"])
+def test_a_backend_that_hangs_is_given_up(monkeypatch, jobs):
+    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", jobs)
+    logger, memory = SlowLogger(), MemoryLogger()
+    logger.patience = 0.2
+    logger.may_go_on.clear()
+    both = lox.loggers.MultiLogger(logger, memory)
+    state = both.init(7)
+    with pytest.warns(lox.LoxWarning, match="SlowLogger: .*not answered for 0.2 s"):
+        assert both.tap(scanned, state)(1.0) == 8
+        both.finish(state)
+    assert rows(next(iter(memory.runs.values()))) == [1, 2, 4]
+    # not one row is lost
+    found = lox.load(".lox/unsent/SlowLogger-00000000-00000007")
+    assert found == lox.spool(scanned)(1.0)[1]
+    logger.may_go_on.set()
+
+
+class KeepingLogger(MemoryLogger):
+    """A client that sends rows in batches, until it fails."""
+
+    background = True
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.fails, self.kept, self.sent = fails, [], []
+
+    def write(self, run, logs):
+        self.kept.append(logs)
+
+    def flush(self, run):
+        if self.fails:
+            raise ConnectionError("no network")
+        self.sent += self.kept
+        self.kept = []
+
+
+def test_what_a_backend_keeps_back_is_sent_when_there_is_time():
+    logger = KeepingLogger()
+    state = logger.init(0)
+    logger.tap(scanned, state)(1.0)
+    logger.finish(state)
+    assert rows(logger.sent) == [1, 2, 4] and not logger.kept
+
+
+def test_what_a_backend_kept_back_and_could_not_send_is_on_disk():
+    logger = KeepingLogger(fails=True)
+    state = logger.init(7)
+    with pytest.warns(lox.LoxWarning, match="KeepingLogger: it failed.*no network"):
+        logger.tap(scanned, state)(1.0)
+        logger.finish(state)
+    found = lox.load(".lox/unsent/KeepingLogger-00000000-00000007")
+    assert found == lox.spool(scanned)(1.0)[1]
+
+
+def test_what_waits_in_the_queue_is_sent_when_python_ends():
+    program = """
+    import atexit, time
+    import lox.loggers
+
+    class Slow(lox.loggers.Logger):
+        background = True
+
+        def open(self, run):
+            # as a client does, which must not close before the rows are there
+            atexit.register(print, "client closed")
+
+        def write(self, run, logs):
+            time.sleep(0.01)
+            print(logs["x"])
+
+        def close(self, run):
+            print("run closed")
+
+    logger = Slow()
+    state = logger.init(0)
+    for i in range(20):
+        logger.log(state, {"x": i})
+    raise ValueError("the user's own")
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    expected = [*map(str, range(20)), "run closed", "client closed"]
+    assert run.stdout.split("\n")[:-1] == expected
+    assert "the user's own" in run.stderr and "LoxWarning" not in run.stderr
+
+
+def test_values_that_wait_are_those_that_were_logged():
+    logger = SlowLogger()
+    logger.may_go_on.clear()
+    state = logger.init(0)
+    x = np.zeros(3)
+    for _ in range(3):
+        x += 1
+        logger.log(state, {"x": x})
+    logger.may_go_on.set()
+    logger.finish(state)
+    assert rows(next(iter(logger.runs.values()))) == [1, 1, 1, 2, 2, 2, 3, 3, 3]

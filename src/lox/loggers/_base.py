@@ -64,7 +64,17 @@ class Logger:
 
     Args:
         config: what to remember of the runs, such as hyperparameters; JSON.
+
+    Attributes:
+        background: whether the backend is slow, so that it is called by a thread of its
+            own, out of a queue. The queue is bounded: a program that is faster for
+            long waits for room in it; nothing is dropped.
+        patience: for how many seconds such a backend may leave the others waiting,
+            before it is taken as failed.
     """
+
+    background = False
+    patience = 120.0
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -78,6 +88,9 @@ class Logger:
     def write(self, run: Any, logs: logdict) -> None:
         """Writes logs of NumPy values, with a time axis if they are several rows."""
         raise NotImplementedError
+
+    def flush(self, run: Any) -> None:
+        """Sends what `write` has kept back, if it does; called when there is time."""
 
     def close(self, run: Any) -> None:
         """Ends a run."""
@@ -241,8 +254,14 @@ class Logger:
         # not in `__init__`, which a backend may forget to call
         found = self.__dict__.get("_open_runs")
         if found is None:
-            found = self.__dict__["_open_runs"] = OpenRuns(self._open, self)
+            found = self.__dict__["_open_runs"] = OpenRuns(self)
         return found
+
+    def _keeps_back(self) -> bool:
+        return type(self).flush is not Logger.flush
+
+    def _wait(self) -> None:
+        self._runs.wait()
 
     def _open(self, words: Words) -> Any:
         config = getattr(self, "config", {})
@@ -275,6 +294,8 @@ def _checked(state: Any) -> LoggerState:
 
 
 def _to_host(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.flags.writeable:
+        return x.copy()  # it may wait in a queue while its owner changes it
     is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
     return x if is_key else np.asarray(x)
 
@@ -310,6 +331,7 @@ class _Closes(_Sink):
     def take(self, payload: Any) -> None:
         for words in _each(payload):
             self._runs.close(words)
+        self._runs.logger._wait()
 
 
 class _Writes(_Sink):

@@ -43,3 +43,7 @@ class MultiLogger(Logger):
     def close(self, run: Any) -> None:
         for logger in self.loggers:
             logger._runs.close(run)
+
+    def _wait(self) -> None:
+        for logger in self.loggers:
+            logger._wait()
