@@ -367,3 +367,53 @@ def test_the_html_form_has_a_row_a_key_and_escapes():
     values[501] = 9
     spike = lox.logdict({"s": np.append(values, np.nan)}, stacked=True)._repr_html_()
     assert "0 to 9 (1 not finite)" in spike and ",2.0" in spike
+
+
+# --- tags --------------------------------------------------------------------
+
+
+def tagged(x):
+    def body(carry, i):
+        lox.log({"a": carry, "b": carry}, tags=("metric", "train"), step=i)
+        return carry, None
+
+    lox.log({"d": x})
+    jax.lax.cond(x > 0, lambda: lox.log({"d": x}, tags="debug") and None, lambda: None)
+    return jax.lax.scan(body, x, jnp.arange(3))[0]
+
+
+TAGS = {"d": ("debug",), "a": ("metric", "train"), "b": ("metric", "train")}
+
+
+@pytest.mark.parametrize("reduce", [None, "mean"])
+def test_logs_know_their_tags_whatever_becomes_of_them(reduce):
+    spooled = lox.spool(tagged, reduce=reduce)
+    for logs in (
+        spooled(1.0)[1],
+        jax.jit(spooled)(1.0)[1],
+        jax.vmap(spooled)(jnp.ones(2))[1],
+        jax.vmap(spooled)(jnp.ones(2))[1].lanes()[0],
+    ):
+        assert logs.tags == TAGS
+        for other in (
+            pickle.loads(pickle.dumps(logs)),
+            jax.tree.map(lambda x: x, logs),
+            logs.compact(),
+            logs.reduce("last"),
+            logs | {},
+            logs + logs,
+        ):
+            assert other.tags == TAGS
+    joined = lox.log({"a": 1}, tags="one") + lox.log({"a": 2}, tags=("two", "one"))
+    assert joined.tags == {"a": ("one", "two")}
+    assert joined == lox.logdict({"a": jnp.array([1, 2])}, stacked=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"reduce": "sum"}], ids=str)
+def test_a_callback_gets_the_tags(options):
+    seen = []
+    lox.tap(tagged, seen.append, **options)(1.0)
+    found = {}
+    for logs in seen:
+        found |= logs.tags
+    assert found == TAGS

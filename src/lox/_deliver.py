@@ -11,6 +11,7 @@ from . import _compat, _custom_rules, _reduce, _rules  # noqa: F401  (registers 
 from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Operands, Selection, Source
 from ._host import CallbackSink
+from ._key import all_tags
 from ._primitive import log_p
 from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._runs import with_run
@@ -208,6 +209,7 @@ class _Tapper(Taker):
             trees=tuple(map(stream.tree_of, stream.rows)),
             steps=stream.steps,
             source=source,
+            tags=all_tags(rows.tags for rows in stream.rows.values()),
             lanes=lanes,
             masked=stream.apart,
             buffered=stream.buffers,

@@ -207,7 +207,7 @@ def _logdict(
     for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True):
         data[key] = tree.unflatten(leaves)
         ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
-        info[key] = KeyInfo(stacked, lanes, ndims)
+        info[key] = KeyInfo(stacked, lanes, ndims, event.tags)
     steps = {
         name: dict.fromkeys(event.keys, value)
         for name, value in zip(event.steps, parts.steps, strict=True)
@@ -242,7 +242,7 @@ def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
         for key, x in zip(keys, operands[:count], strict=True):
-            info[key] = KeyInfo(False, 0, (np.ndim(x),))
+            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.tags)
         return info
 
     return open_row

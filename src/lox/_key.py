@@ -1,6 +1,6 @@
 """One key of a logdict: its value, steps and mask, and what their axes mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from ._user_accumulator import fold_stacked
 
 
 class KeyInfo(NamedTuple):
-    """What the axes of one key's value mean.
+    """What the axes of one key's value mean, and its tags.
 
     From the back: the value's own axes (`ndims`, one number a leaf), `lanes` axes of
     `vmap`s inside the function that logged, and, if `stacked`, the time axis. All axes
@@ -24,6 +24,8 @@ class KeyInfo(NamedTuple):
     stacked: bool
     lanes: int
     ndims: tuple[int, ...]
+    # those of the lines that logged it
+    tags: tuple[str, ...] = ()
 
     def time_axis(self, leaf: Any, own: int) -> int:
         """Where the time axis is, or would be put."""
@@ -35,6 +37,11 @@ class KeyInfo(NamedTuple):
                 "instead of `jax.tree.map(lambda x: x[-1], logs)`."
             )
         return axis
+
+
+def all_tags(tags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The tags of several, each once."""
+    return tuple(dict.fromkeys(tag for each in tags for tag in each))
 
 
 def info_of(value: Any, stacked: bool, key: str = "") -> KeyInfo:
@@ -91,7 +98,9 @@ class Key(NamedTuple):
             jax.tree.structure(first.value),
             jax.tree.structure(second.value),
         )
-        if tree != other_tree or first.info != second.info:
+        tags = all_tags([first.info.tags, second.info.tags])
+        info = first.info._replace(tags=tags)
+        if tree != other_tree or info != second.info._replace(tags=tags):
             raise ShapeError(
                 f"cannot join the logs of {name!r}: one has the structure {tree} and "
                 f"axes {first.info}, the other {other_tree} and {second.info}. Rename "
@@ -124,7 +133,7 @@ class Key(NamedTuple):
         if first.mask is not None:
             mask = _concatenate(name, first.mask, second.mask, axis(first.mask, 0))
         lost = [one.dropped for one in (first, second) if one.dropped is not None]
-        return Key(value, steps, mask, first.info, sum(lost) if lost else None)
+        return Key(value, steps, mask, info, sum(lost) if lost else None)
 
     def _masked(self) -> "Key":
         if self.mask is not None:

@@ -147,13 +147,17 @@ def _log_event(
     values = [
         tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees
     ]
-    return logdict(
+    logs = logdict(
         zip(keys, values, strict=True),
         {
             name: dict.fromkeys(keys, number)
             for name, number in zip(steps, numbers, strict=True)
         },
     )
+    if event.tags:
+        infos = logs._info.items()
+        logs._info = {key: info._replace(tags=event.tags) for key, info in infos}
+    return logs
 
 
 def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:

@@ -221,6 +221,12 @@ class logdict(dict[str, Any]):
         """
         return {key: lost for key, lost in self._dropped.items() if key in self}
 
+    @property
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The tags of the lines that logged a key, for the keys that have some."""
+        infos = {key: self._info_for(key) for key in self}
+        return {key: info.tags for key, info in infos.items() if info.tags}
+
     def _key_steps(self, key: str) -> dict[str, Any]:
         return {name: of[key] for name, of in self._steps.items() if key in of}
 
@@ -355,20 +361,24 @@ class logdict(dict[str, Any]):
         Keys with the same steps come in the same rows; each such group comes in order.
         """
         compact = jax.tree.map(_to_host, self.compact())
+        for keys, length in compact._groups():
+            chosen = compact._with((key, compact._key(key)) for key in keys)
+            for i in range(length):
+                yield chosen.slice[i]
+
+    def _groups(self) -> list[tuple[list[str], int]]:
+        """Keys with the same steps and as many rows, with their number."""
         groups: list[tuple[list[str], int]] = []
-        for key in compact:
-            length = compact._key(key).length()
+        for key in self:
+            length = self._key(key).length()
+            steps = self._key_steps(key)
             for keys, other in groups:
-                same = compact._key_steps(keys[0]), compact._key_steps(key)
-                if other == length and equal(*same):
+                if other == length and equal(self._key_steps(keys[0]), steps):
                     keys.append(key)
                     break
             else:
                 groups.append(([key], length))
-        for keys, length in groups:
-            chosen = compact._with((key, compact._key(key)) for key in keys)
-            for i in range(length):
-                yield chosen.slice[i]
+        return groups
 
     def compact(self) -> "logdict":
         """Exactly the rows that happened; a key that never happened is absent.
@@ -555,7 +565,7 @@ jax.tree_util.register_pytree_with_keys(
     logdict, _flatten_with_keys, _unflatten, _flatten
 )
 
-RESERVED = frozenset(dir(logdict)) | {"data", "tags", "reduce", "prefix", "explicit"}
+RESERVED = frozenset(dir(logdict)) | {"explicit"}
 
 
 def reserved_step(name: str) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from . import _compat
 from ._errors import DtypeError, LoxValueError, ShapeError, StepError
 from ._events import Event, Operands, Source
-from ._key import KeyInfo
+from ._key import KeyInfo, all_tags
 from ._logdict import logdict
 
 
@@ -37,6 +37,7 @@ class Rows:
         reduce: the reduction that it gets.
         unbounded: whether there may be more rows than these, which are only types.
         devices: whether some lanes are devices of a mesh.
+        tags: those of all lines that logged it.
     """
 
     leaves: tuple[Any, ...]
@@ -50,6 +51,7 @@ class Rows:
     reduce: Any = dataclasses.field(metadata={"static": True}, default=None)
     unbounded: bool = dataclasses.field(metadata={"static": True}, default=False)
     devices: bool = dataclasses.field(metadata={"static": True}, default=False)
+    tags: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
 
     def arrays(self, change: Callable[[Any], Any]) -> "Rows":
         return dataclasses.replace(
@@ -121,6 +123,7 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 weak=tuple(jax.typeof(leaf).weak_type for leaf in leaves),
                 source=event.source,
                 reduce=reductions(key, event.reduce),
+                tags=event.tags,
             ),
         )
         for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True)
@@ -263,7 +266,11 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
     # one static description for all, or JAX would see different structures
     alike = [
         dataclasses.replace(
-            rows, source=first.source, weak=first.weak, reduce=first.reduce
+            rows,
+            source=first.source,
+            weak=first.weak,
+            reduce=first.reduce,
+            tags=first.tags,
         )
         for rows in alike
     ]
@@ -332,6 +339,7 @@ def _agree(key: str, parts: list[Rows]) -> list[Rows]:
     reduce = next((part.reduce for part in parts if part.reduce), None)
     unbounded = any(part.unbounded for part in parts)
     weak = tuple(all(part.weak[i] for part in parts) for i in range(len(first.leaves)))
+    tags = all_tags(part.tags for part in parts)
     return [
         dataclasses.replace(
             part,
@@ -340,6 +348,7 @@ def _agree(key: str, parts: list[Rows]) -> list[Rows]:
             weak=weak,
             reduce=reduce,
             unbounded=unbounded,
+            tags=tags,
         )
         for j, part in enumerate(parts)
     ]
@@ -480,7 +489,10 @@ def to_logdict(
         {key: rows.mask for key, rows in named.items() if rows.mask is not None},
         {
             key: KeyInfo(
-                rows.stacked, rows.lanes, tuple(len(s) for s in rows.own_shapes())
+                rows.stacked,
+                rows.lanes,
+                tuple(len(s) for s in rows.own_shapes()),
+                rows.tags,
             )
             for key, rows in named.items()
         },

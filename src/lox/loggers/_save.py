@@ -15,6 +15,16 @@ from ._base import Logger, RunInfo
 _MODES = {"new": "x", "resume": "a", "overwrite": "w"}
 
 
+def mode_of(exists: str, logger: str) -> str:
+    """How to open runs, given what the user says of those that exist."""
+    if exists not in _MODES:
+        raise LoxValueError(
+            f"`exists` of `{logger}` is {exists!r}; there are "
+            f"{', '.join(map(repr, _MODES))}."
+        )
+    return _MODES[exists]
+
+
 class SaveLogger(Logger):
     """Saves each run in a directory of a store, from which `lox.load` reads it.
 
@@ -54,13 +64,8 @@ class SaveLogger(Logger):
         exists: str = "new",
     ) -> None:
         super().__init__(config)
-        if exists not in _MODES:
-            raise LoxValueError(
-                f"`exists` of `SaveLogger` is {exists!r}; there are "
-                f"{', '.join(map(repr, _MODES))}."
-            )
         self._path = pathlib.Path(path)
-        self._mode = _MODES[exists]
+        self._mode = mode_of(exists, "SaveLogger")
 
     def open(self, run: RunInfo) -> Writer:
         path = self._path / run.name
@@ -70,5 +75,7 @@ class SaveLogger(Logger):
         run.write(logs)
 
     def close(self, run: Writer) -> None:
-        run.sync()
-        run.close()
+        try:
+            run.sync()
+        finally:
+            run.close()

@@ -1,0 +1,85 @@
+"""Logs as tables: columns of rows that were logged together.
+
+Whole columns, since a row at a time costs a hundred times as much.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from lox._logdict import logdict
+
+Array = np.ndarray[Any, Any]
+
+
+class Columns(NamedTuple):
+    """Rows that were logged together.
+
+    Attributes:
+        length: how many there are.
+        steps: their step numbers, by name.
+        values: the values of each leaf, by its path: arrays whose first axis is time.
+    """
+
+    length: int
+    steps: dict[str, Array]
+    values: dict[str, Array]
+
+
+def tables(logs: logdict) -> Iterator[Columns]:
+    """The logs of a run, which may have lanes, by what was logged together."""
+    for lane in _lanes(logs):
+        for keys, length in lane._groups():
+            steps = {
+                name: np.asarray(step).reshape(length)
+                for name, step in lane._key_steps(keys[0]).items()
+            }
+            values: dict[str, Array] = {}
+            for key in keys:
+                stacked = lane._info_for(key).stacked
+                for name, leaf in _leaves(key, lane[key]):
+                    column = _column(leaf)
+                    values[name] = column if stacked else column[None]
+            yield Columns(length, steps, values)
+
+
+def _lanes(logs: logdict) -> Iterator[logdict]:
+    """The logs of each lane, if a run has several."""
+    lanes = logs.lanes() if _has_lanes(logs) else [logs]
+    if len(lanes) == 1 and not _has_lanes(lanes[0]):
+        yield lanes[0]
+        return
+    for lane in lanes:
+        yield from _lanes(lane)
+
+
+def _has_lanes(logs: logdict) -> bool:
+    return any(logs._key(key).lane_count() is not None for key in logs)
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The arrays of a value, each by its path."""
+    if isinstance(value, np.ndarray | np.generic):
+        return [(key, value)]
+    pairs = jax.tree_util.tree_leaves_with_path(value)
+    return [
+        ("/".join((key, *(jax.tree_util.keystr((k,), simple=True) for k in path))), x)
+        for path, x in pairs
+    ]
+
+
+def _column(leaf: Any) -> Array:
+    """A leaf as an array of a dtype that others know."""
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended):
+        return np.empty(leaf.shape, object)  # PRNG keys, which no tracker draws
+    column = np.asarray(leaf)
+    if column.dtype.kind in "biufc":
+        return column
+    name = column.dtype.name
+    if name.startswith(("bfloat", "float")):
+        return column.astype(np.float32)
+    if name.startswith(("int", "uint")):
+        return column.astype(np.int8 if name.startswith("int") else np.uint8)
+    return column

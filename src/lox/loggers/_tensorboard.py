@@ -1,0 +1,95 @@
+"""`TensorBoardLogger`: event files that TensorBoard shows."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from lox._logdict import logdict
+
+from ._base import RunInfo
+from ._event_file import EventFile
+from ._tracker import Names, StepCounts, Tracker
+
+
+class _TensorBoardRun:
+    def __init__(self, file: EventFile) -> None:
+        self.file = file
+        self.counts = StepCounts()
+
+
+class TensorBoardLogger(Tracker):
+    """Writes event files for TensorBoard, a directory a run.
+
+    Needs nothing installed but lox; `tensorboard --logdir path` shows them. As soon as
+    a row was handed over it is in the file. A run that is there already gets another
+    file, which TensorBoard puts after those before.
+
+    Args:
+        path: the directory that TensorBoard is given.
+        config: the hyperparameters, for TensorBoard's table of them.
+        step: the name of the step to draw over; by default `step`, else the first.
+            TensorBoard knows one step only.
+        histograms: the keys, by name or pattern, whose arrays to show as histograms.
+        images: the keys whose arrays of height, width and perhaps channels to show as
+            images: numbers from 0 to 1, or bytes.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> logger = lox.loggers.TensorBoardLogger(path, config={"lr": 0.1})
+        >>> state = logger.init(jax.random.key(0))
+        >>> def f(x):
+        ...     lox.log({"x": x}, step=0)
+        ...     return x
+        >>> _ = logger.tap(f, state)(1.0)
+        >>> logger.finish(state)
+    """
+
+    background = False  # a file is quick enough
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any] | None = None,
+        step: str | None = None,
+        histograms: Names = (),
+        images: Names = (),
+    ) -> None:
+        super().__init__(config, step, histograms, images)
+        self._path = pathlib.Path(path)
+
+    def open(self, run: RunInfo) -> _TensorBoardRun:
+        opened = _TensorBoardRun(EventFile(self._path / run.name))
+        if run.config:
+            opened.file.hparams(flat_config(run.config), run.name)
+        return opened
+
+    def write(self, run: _TensorBoardRun, logs: logdict) -> None:
+        for table in self.tables(logs):
+            steps = run.counts.steps(self, table)
+            if table.scalars:
+                run.file.scalars(table.scalars, steps)
+            if table.histograms:
+                run.file.histograms(table.histograms, steps)
+            if table.images:
+                run.file.images(table.images, steps)
+
+    def close(self, run: _TensorBoardRun) -> None:
+        if self.config:
+            run.file.hparams_end()
+        run.file.close()
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config without dicts in it: `{"net/width": 64}`."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flat_config(value, f"{prefix}{key}/")
+        elif isinstance(value, str | bool | int | float):
+            flat[f"{prefix}{key}"] = value
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value, default=str)
+    return flat

@@ -1,0 +1,220 @@
+"""`CSVLogger` and `JSONLinesLogger`: runs as text."""
+
+import csv
+import io
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lox._errors import StoreError
+from lox._logdict import logdict
+
+from ._base import Logger, RunInfo
+from ._save import mode_of
+from ._tables import Array, tables
+
+
+class TextLogger(Logger):
+    """What the loggers that write text share: a file a run."""
+
+    suffix = ""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any] | None = None,
+        exists: str = "new",
+    ) -> None:
+        super().__init__(config)
+        self._path = pathlib.Path(path)
+        self._mode = mode_of(exists, type(self).__name__)
+
+    def open_file(self, run: RunInfo) -> io.FileIO:
+        """The run's file, at its end; beside it goes what the run was made with."""
+        path = self._path / f"{run.name}{self.suffix}"
+        if self._mode == "x" and path.exists():
+            raise StoreError(
+                f"there is a run at {path} already. Choose another place or key, or "
+                'say what to do with it: `exists="resume"` appends, '
+                '`exists="overwrite"` replaces it.'
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if run.config:
+            text = json.dumps(run.config, indent=2, default=str)
+            path.with_suffix(".config.json").write_text(text + "\n")
+        if self._mode == "w":
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            _cut_torn_line(path)
+        # unbuffered: what a call has written is there, whatever happens to the process
+        return io.FileIO(path, "a+")
+
+
+class JSONLinesLogger(TextLogger):
+    """Writes a line of JSON a row, a file a run: `path/<run>.jsonl`.
+
+    Steps come first. Values that are arrays are lists; of a nested value, each leaf
+    goes by its path (`net/w`). `NaN` and `Infinity` are as Python's `json` reads them.
+
+    Args:
+        path: the directory of the files.
+        config: what to remember of the runs, in `path/<run>.config.json`.
+        exists: what to do with a run that is there already: `"new"` refuses it,
+            `"resume"` appends to it, `"overwrite"` replaces it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> logger = lox.loggers.JSONLinesLogger(path)
+        >>> state = logger.init(jax.random.key(0))
+        >>> def f(x):
+        ...     lox.log({"x": x, "w": jnp.ones(2)}, step=0)
+        >>> logger.tap(f, state)(0.1)
+        >>> logger.finish(state)
+        >>> print(next(pathlib.Path(path).glob("*.jsonl")).read_text())
+        {"step": 0, "x": 0.1, "w": [1.0, 1.0]}
+        <BLANKLINE>
+    """
+
+    suffix = ".jsonl"
+
+    def open(self, run: RunInfo) -> io.FileIO:
+        return self.open_file(run)
+
+    def write(self, run: io.FileIO, logs: logdict) -> None:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(logs)]
+        _append(run, "".join(lines))
+
+    def close(self, run: io.FileIO) -> None:
+        run.close()
+
+
+class CSVLogger(TextLogger):
+    """Writes a table a run, with a column a key and step: `path/<run>.csv`.
+
+    A row is what was logged together; what was not is empty in it. A key that comes for
+    the first time adds a column, for which the file is written anew. Values that are
+    arrays are lists, as JSON; of a nested value, each leaf is a column (`net/w`).
+
+    Args:
+        path: the directory of the files.
+        config: what to remember of the runs, in `path/<run>.config.json`.
+        exists: what to do with a run that is there already: `"new"` refuses it,
+            `"resume"` appends to it, `"overwrite"` replaces it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = tempfile.mkdtemp()
+        >>> logger = lox.loggers.CSVLogger(path)
+        >>> state = logger.init(jax.random.key(0))
+        >>> def f(x):
+        ...     lox.log({"x": x, "w": jnp.ones(2)}, step=0)
+        >>> logger.tap(f, state)(0.1)
+        >>> logger.finish(state)
+        >>> print(next(pathlib.Path(path).glob("*.csv")).read_text())
+        step,x,w
+        0,0.1,"[1.0, 1.0]"
+        <BLANKLINE>
+    """
+
+    suffix = ".csv"
+
+    def open(self, run: RunInfo) -> "_CSVFile":
+        return _CSVFile(self.open_file(run))
+
+    def write(self, run: "_CSVFile", logs: logdict) -> None:
+        run.write(list(_rows(logs)))
+
+    def close(self, run: "_CSVFile") -> None:
+        run.file.close()
+
+
+class _CSVFile:
+    def __init__(self, file: io.FileIO) -> None:
+        self.file = file
+        self.path = pathlib.Path(os.fsdecode(file.name))
+        with self.path.open(newline="", encoding="utf-8") as found:
+            self.columns = next(csv.reader(found), [])
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        new = dict.fromkeys(key for row in rows for key in row)
+        if not new.keys() <= set(self.columns):
+            self._widen(
+                [*self.columns, *(key for key in new if key not in self.columns)]
+            )
+        _append(self.file, self._text(rows))
+
+    def _text(self, rows: list[dict[str, Any]], header: bool = False) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        if header:
+            writer.writeheader()
+        for row in rows:
+            cells = {
+                key: json.dumps(value) if isinstance(value, list) else value
+                for key, value in row.items()
+            }
+            writer.writerow(cells)
+        return text.getvalue()
+
+    def _widen(self, columns: list[str]) -> None:
+        """The same rows with more columns, in a new file that replaces the old one."""
+        with self.path.open(newline="", encoding="utf-8") as found:
+            rows: list[dict[str, Any]] = list(csv.DictReader(found))
+        self.columns = columns
+        other = self.path.with_suffix(".csv.new")
+        with other.open("w", newline="", encoding="utf-8") as file:
+            file.write(self._text(rows, header=True))
+        self.file.close()
+        other.replace(self.path)
+        self.file = io.FileIO(self.path, "a+")
+
+
+def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
+    """Steps and values of each row, as Python's own numbers and lists."""
+    for length, steps, values in tables(logs):
+        columns = {name: _numbers(column) for name, column in steps.items()}
+        for name, column in values.items():
+            # a value that is called like a step
+            free = f"{name}.value" if name in steps else name
+            columns[free] = _numbers(column)
+        for i in range(length):
+            yield {name: column[i] for name, column in columns.items()}
+
+
+def _numbers(column: Array) -> list[Any]:
+    """As Python's own; of those with few bits, no more digits than they have."""
+    if column.dtype.kind == "f" and column.dtype.itemsize < 8:
+        return column.astype(str).astype(float).tolist()
+    if column.dtype.kind in "cO":
+        return column.astype(str).tolist()
+    return column.tolist()
+
+
+def _append(file: io.FileIO, text: str) -> None:
+    """All of it, or nothing."""
+    view = memoryview(text.encode())
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while view:
+            view = view[file.write(view) or 0 :]
+    except BaseException:
+        file.truncate(end)
+        raise
+
+
+def _cut_torn_line(path: pathlib.Path) -> None:
+    """Removes the beginning of a line that a killed process left."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        file.truncate(end)

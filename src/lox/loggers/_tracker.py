@@ -1,0 +1,212 @@
+"""What loggers for trackers share: a tracker draws curves of numbers."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lox._errors import LoxTypeError, LoxWarning
+from lox._events import matches, user_line
+from lox._logdict import logdict
+
+from ._base import Logger
+from ._tables import Array, Columns, tables
+
+Names = str | Iterable[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that were logged together.
+
+    Attributes:
+        length: how many there are.
+        steps: their step numbers by name.
+        scalars: columns of numbers, by name.
+        histograms: columns of arrays that are to be shown as histograms.
+        images: columns of arrays that are to be shown as images.
+    """
+
+    length: int
+    steps: dict[str, Array]
+    scalars: dict[str, Array]
+    histograms: dict[str, Array]
+    images: dict[str, Array]
+
+    def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The scalars and the steps of each row, as Python numbers."""
+        scalars = [column.tolist() for column in self.scalars.values()]
+        steps = [column.tolist() for column in self.steps.values()]
+        for i in range(self.length):
+            yield (
+                {k: v[i] for k, v in zip(self.scalars, scalars, strict=True)},
+                {k: v[i] for k, v in zip(self.steps, steps, strict=True)},
+            )
+
+
+class Tracker(Logger):
+    """The base of loggers for trackers.
+
+    Args:
+        config: what to remember of the runs, such as hyperparameters.
+        step: the name of the step to draw curves over; by default the one called
+            `step`, else the first.
+        histograms: the keys, by name or pattern, whose arrays to show as histograms.
+        images: the same for images.
+    """
+
+    background = True
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        step: str | None = None,
+        histograms: Names = (),
+        images: Names = (),
+    ) -> None:
+        super().__init__(config)
+        # the line that warnings name: what they speak of is asked for there
+        self._line = user_line()
+        self._warned: set[str] = set()
+        self._step = step
+        self._histograms = _patterns(histograms)
+        self._images = _patterns(images)
+        # what a name turned out to be, which is found out once
+        self._kinds: dict[tuple[str, int, str], str] = {}
+        # descriptions of logs that are one table of numbers, by their identity: logs
+        # that come again and again share theirs
+        self._simple: dict[int, Any] = {}
+
+    def tables(self, logs: logdict) -> list[Table]:
+        """The logs of one run, by what was logged together."""
+        info = logs._info
+        if self._simple.get(id(info)) is info and len(logs) == len(info):
+            return [_simple_table(logs)]
+        found = [self._table(columns) for columns in tables(logs)]
+        if len(found) == 1 and _is_simple(logs, found[0]):
+            if len(self._simple) > _MOST_SIMPLE:
+                self._simple.clear()
+            self._simple[id(info)] = info
+        return found
+
+    def step_of(self, table: Table) -> tuple[str, Array] | None:
+        """The name and the numbers of the step to draw curves over, if there is one."""
+        steps = table.steps
+        for name in (self._step, "step"):
+            if name is not None and name in steps:
+                return name, steps[name]
+        return next(iter(steps.items()), None)
+
+    def _table(self, columns: Columns) -> Table:
+        table = Table(columns.length, columns.steps, {}, {}, {})
+        for name, column in columns.values.items():
+            kind = self._kind(name, column)
+            if kind == "scalar":
+                table.scalars[name] = column.reshape(columns.length)
+            elif kind != "other":
+                getattr(table, kind)[name] = column
+        return table
+
+    def _kind(self, name: str, column: Array) -> str:
+        size = math.prod(column.shape[1:])
+        known = self._kinds.get((name, size, column.dtype.kind))
+        if known is None:
+            known = self._find_kind(name, column, size)
+            self._kinds[name, size, column.dtype.kind] = known
+        return known
+
+    def _find_kind(self, name: str, column: Array, size: int) -> str:
+        if column.dtype.kind in "biuf":
+            for kind in ("histograms", "images"):
+                if any(matches(name, p) for p in getattr(self, f"_{kind}")):
+                    return kind
+            if size == 1:
+                return "scalar"
+        what = f"{column.dtype} of shape {column.shape[1:]}"
+        self.warn_once(
+            f"{type(self).__name__} leaves out {name!r}, which is {what}: it draws "
+            f"real numbers. {self._remedy(name)}"
+        )
+        return "other"
+
+    def warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn_explicit(message, LoxWarning, *self._line)
+
+    def _remedy(self, name: str) -> str:
+        return (
+            f"Ask for `histograms={name!r}` or `images={name!r}`, log a number made of "
+            "it, or keep it with a `SaveLogger`."
+        )
+
+
+_MOST_SIMPLE = 1000
+
+
+def _is_simple(logs: logdict, table: Table) -> bool:
+    """Whether logs are one event, or a buffer of it, and numbers alone."""
+    return (
+        not logs._mask
+        and all(
+            isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf"
+            for value in logs.values()
+        )
+        and list(table.scalars) == list(logs) == list(logs._info)
+        and all(info.ndims == (0,) for info in logs._info.values())
+        and all(
+            len(of) == len(logs) and len({id(step) for step in of.values()}) == 1
+            for of in logs._steps.values()
+        )
+    )
+
+
+def _simple_table(logs: logdict) -> Table:
+    scalars = {key: value.reshape(-1) for key, value in logs.items()}
+    steps = {
+        name: np.asarray(next(iter(of.values()))).reshape(-1)
+        for name, of in logs._steps.items()
+    }
+    length = len(next(iter(scalars.values())))
+    return Table(length, steps, scalars, {}, {})
+
+
+class StepCounts:
+    """Numbers for the rows of a run, for trackers whose steps are whole numbers.
+
+    Rows without a step are counted, each key by itself.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def steps(self, tracker: Tracker, table: Table) -> Array:
+        found = tracker.step_of(table)
+        if found is not None:
+            name, numbers = found
+            if numbers.dtype.kind in "biu":
+                return numbers
+            whole = numbers.astype(np.int64)
+            if np.array_equal(whole, numbers):
+                return whole
+            tracker.warn_once(
+                f"{type(tracker).__name__} counts the rows instead of {name!r}, which "
+                "has fractions: its steps are whole numbers. `step` chooses another."
+            )
+        names = [*table.scalars, *table.histograms, *table.images]
+        first = max((self._counts.get(name, 0) for name in names), default=0)
+        self._counts |= dict.fromkeys(names, first + table.length)
+        return np.arange(first, first + table.length)
+
+
+def _patterns(names: Names) -> tuple[str, ...]:
+    patterns = (names,) if isinstance(names, str) else tuple(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise LoxTypeError(
+                f"a logger takes names or patterns of keys, not {pattern!r}."
+            )
+    return patterns

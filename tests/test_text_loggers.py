@@ -1,0 +1,144 @@
+"""Runs as text, read back with the readers that people use."""
+
+import csv
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas
+import pytest
+from jax import lax
+
+import lox
+import lox.loggers
+
+KINDS = {"csv": lox.loggers.CSVLogger, "jsonl": lox.loggers.JSONLinesLogger}
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def read(path, kind):
+    (file,) = path.glob(f"*.{kind}")
+    if kind == "csv":
+        return pandas.read_csv(file)
+    return pandas.DataFrame(
+        [json.loads(line) for line in file.read_text().splitlines()]
+    )
+
+
+def train(key, n=20):
+    def step(w, i):
+        lox.log({"loss": w * w, "w": w}, step=i, episode=i // 5)
+        return w / 3, None
+
+    return lax.scan(step, jax.random.normal(key), jnp.arange(n))[0]
+
+
+@both
+@pytest.mark.parametrize("method", ["tap", "spool"])
+def test_every_seed_is_a_file_with_its_rows(tmp_path, kind, method):
+    logger = KINDS[kind](tmp_path, config={"lr": 0.1})
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def run(key):
+        state = logger.init(key)
+        getattr(logger, method)(train, state)(key)
+        logger.finish(state)
+
+    jax.jit(jax.vmap(run))(keys)
+    jax.effects_barrier()
+    assert len(list(tmp_path.glob(f"*.{kind}"))) == 4
+    for key in keys:
+        name = "-".join(f"{int(w):08x}" for w in jax.random.key_data(key))
+        file = tmp_path / f"{name}.{kind}"
+        frame = (
+            pandas.read_csv(file)
+            if kind == "csv"
+            else pandas.read_json(file, lines=True, precise_float=True)
+        )
+        _, logs = lox.spool(train)(key)
+        assert list(frame) == ["step", "episode", "loss", "w"]
+        assert frame.step.tolist() == list(range(20))
+        assert frame.episode.tolist() == logs.episode["w"].tolist()
+        for column in ("loss", "w"):
+            np.testing.assert_array_equal(np.float32(frame[column]), logs[column])
+        assert json.loads((tmp_path / f"{name}.config.json").read_text()) == {"lr": 0.1}
+
+
+@both
+def test_numbers_of_every_kind_come_back(tmp_path, kind):
+    logger = KINDS[kind](tmp_path)
+    state = logger.init(0)
+    values = {
+        "f32": np.float32([0.1, np.nan, np.inf, -np.inf, 1e-45, 3.4e38]),
+        "f64": np.array([0.1, 1 / 3, 5e-324, 1e308, -0.0, 2.0]),
+        "bf16": np.asarray(jnp.arange(6, dtype=jnp.bfloat16) / 3),
+        "i64": np.array([2**62, -1, 0, 1, 2, 3]),
+        "bool": np.arange(6) % 2 == 0,
+    }
+    logger.log(state, lox.logdict(values, stacked=True))
+    logger.finish(state)
+    frame = read(tmp_path, kind)
+    for name, expected in values.items():
+        found = frame[name].to_numpy()
+        np.testing.assert_array_equal(found.astype(expected.dtype), expected)
+
+
+@both
+def test_what_is_not_logged_together_has_rows_of_its_own(tmp_path, kind):
+    logger = KINDS[kind](tmp_path)
+    state = logger.init(0)
+    logger.log(state, {"a": 1, "w": np.arange(3.0), "net": {"b": [2, 3]}})
+    logger.log(state, lox.logdict({"a": 2, "step": 5}, {"step": {"a": 7, "step": 7}}))
+    logger.log(state, {"a, \"b\"\n'ключ'": 4})
+    logger.finish(state)
+    frame = read(tmp_path, kind)
+    expected = ["a", "w", "net/b/0", "net/b/1", "step", "step.value"]
+    assert list(frame) == [*expected, "a, \"b\"\n'ключ'"]
+    assert frame.a.tolist()[:2] == [1, 2] and frame["step"].tolist()[1] == 7
+    first = frame.w[0]
+    assert (json.loads(first) if kind == "csv" else first) == [0, 1, 2]
+    assert frame["step.value"].tolist()[1] == 5
+    assert frame.iloc[2, -1] == 4 and frame.a.isna().tolist() == [False, False, True]
+
+
+@both
+def test_a_run_that_exists_is_refused_unless_asked_for(tmp_path, kind):
+    for exists, expected in (("new", [1]), ("resume", [1, 2]), ("overwrite", [3])):
+        logger = KINDS[kind](tmp_path, exists=exists)
+        state = logger.init(0)
+        logger.log(state, {"x": max(expected)})
+        logger.finish(state)
+        assert read(tmp_path, kind).x.tolist() == expected
+    with pytest.raises(lox.StoreError, match='there is a run at .*`exists="resume"`'):
+        KINDS[kind](tmp_path).init(0)
+    with pytest.raises(lox.LoxValueError, match="`exists` of `.*Logger` is 'maybe'"):
+        KINDS[kind](tmp_path, exists="maybe")
+
+
+@both
+def test_a_line_that_was_cut_off_is_removed_when_the_run_is_resumed(tmp_path, kind):
+    logger = KINDS[kind](tmp_path)
+    state = logger.init(0)
+    for i in range(3):
+        logger.log(state, {"x": i})  # it is there at once
+        assert read(tmp_path, kind).x.tolist() == list(range(i + 1))
+    logger.finish(state)
+    (file,) = tmp_path.glob(f"*.{kind}")
+    with file.open("r+b") as torn:
+        torn.truncate(file.stat().st_size - 1)
+    logger = KINDS[kind](tmp_path, exists="resume")
+    logger.log(logger.init(0), {"x": 9})
+    assert read(tmp_path, kind).x.tolist() == [0, 1, 9]
+
+
+def test_a_table_is_widened_for_new_keys_only(tmp_path):
+    logger = lox.loggers.CSVLogger(tmp_path)
+    state = logger.init(0)
+    for i in range(100):
+        logger.log(state, {"x": i} if i % 2 else {"y": i})
+    logger.finish(state)
+    with next(tmp_path.glob("*.csv")).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[:2] == [{"y": "0", "x": ""}, {"y": "", "x": "1"}] and len(rows) == 100
+    assert list(tmp_path.iterdir()) == list(tmp_path.glob("*.csv"))
