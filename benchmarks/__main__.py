@@ -2,12 +2,32 @@
 
 import sys
 
-from . import compiled, eager, lanes, removed, store, streaming, streams, tracing
+from . import (
+    compiled,
+    eager,
+    lanes,
+    removed,
+    store,
+    streaming,
+    streams,
+    tracing,
+    trackers,
+)
 from .figure import HEADER
 
 TOPICS = {
     module.__name__.rpartition(".")[2]: module
-    for module in (eager, compiled, removed, tracing, streams, streaming, lanes, store)
+    for module in (
+        eager,
+        compiled,
+        removed,
+        tracing,
+        streams,
+        streaming,
+        lanes,
+        store,
+        trackers,
+    )
 }
 
 

@@ -1,6 +1,7 @@
 """Loggers: what sends the logs of runs somewhere, one run a vmapped seed."""
 
 from ._base import Logger as Logger, LoggerState as LoggerState, RunInfo as RunInfo
+from ._console import ConsoleLogger as ConsoleLogger
 from ._multi import MultiLogger as MultiLogger
 from ._save import SaveLogger as SaveLogger
 from ._tensorboard import TensorBoardLogger as TensorBoardLogger

@@ -193,16 +193,19 @@ class EventFile:
         self._file = (directory / name).open("xb", buffering=0)
         self._end = 0
         self._last = now
-        self._templates: dict[tuple[str, ...], _ScalarTemplate] = {}
+        self._templates: dict[tuple[Any, ...], _ScalarTemplate] = {}
         self._write(record(_message((1, now), (3, "brain.Event:2"))))
 
     def scalars(self, columns: Mapping[str, Array], steps: Array) -> None:
         """An event a row, with a number of each column."""
-        names = tuple(columns)
-        template = self._templates.get(names)
+        # a negative step takes ten bytes, an ordinary one never more than five
+        small = bool(np.all((steps >= 0) & (steps < 1 << 35)))
+        form = (small, *columns)
+        template = self._templates.get(form)
         if template is None:
-            template = self._templates[names] = _ScalarTemplate(names)
-        self._write(template.records(list(columns.values()), steps, self._times(steps)))
+            template = _ScalarTemplate(columns, 5 if small else 10)
+            self._templates[form] = template
+        self._write(template.records(columns.values(), steps, self._times(steps)))
 
     def histograms(self, columns: Mapping[str, Array], steps: Array) -> None:
         self._each(columns, steps, 5, histogram)
@@ -271,14 +274,16 @@ def _value(value: Any) -> bytes:
 
 
 class _ScalarTemplate:
-    """Records of numbers by these names: all alike but for a few bytes."""
+    """Records of numbers by these names: all alike but for a few bytes.
 
-    def __init__(self, names: Iterable[str]) -> None:
-        # the step takes as many bytes as the longest, whatever it is: the rows of a
-        # column must have one length, and readers do not mind
+    The rows of a column must have one length, so that every step takes as many bytes as
+    the longest would; readers do not mind.
+    """
+
+    def __init__(self, names: Iterable[str], step_bytes: int) -> None:
         values = [_message((1, name)) + b"\x15\0\0\0\0" for name in names]
         shown = [_field(1, value) for value in values]
-        front = b"\x09" + bytes(8) + b"\x10" + bytes(10)
+        front = b"\x09" + bytes(8) + b"\x10" + bytes(step_bytes)
         summary = b"".join(shown)
         start = front + _varint(5 << 3 | 2) + _varint(len(summary))
         data = start + summary
@@ -288,52 +293,60 @@ class _ScalarTemplate:
         )
         self._time = 12 + 1
         self._step = 12 + 10
+        self._step_bytes = step_bytes
         ends = itertools.accumulate(map(len, shown), initial=12 + len(start))
         self._values = [end - 4 for end in itertools.islice(ends, 1, None)]
 
-    def records(self, columns: list[Array], steps: Array, times: Array) -> bytes:
+    def records(self, columns: Iterable[Array], steps: Array, times: Array) -> bytes:
         count = len(steps)
         if count == 1:
-            return self._record(columns, steps, times)
+            return self._record(columns, int(steps[0]), float(times[0]))
         rows = np.empty((count, len(self._bytes)), np.uint8)
         rows[:] = np.frombuffer(self._bytes, np.uint8)
-        put = self._put
-        put(rows, self._time, times.astype("<f8"))
-        put(rows, self._step, _padded_varints(steps))
+        _put(rows, self._time, times.astype("<f8"))
+        _put(rows, self._step, _padded_varints(steps, self._step_bytes))
         for at, column in zip(self._values, columns, strict=True):
-            with np.errstate(over="ignore"):  # as TensorBoard does: inf
-                put(rows, at, column.astype("<f4"))
-        put(rows, len(self._bytes) - 4, masked_crcs(rows[:, 12:-4]).astype("<u4"))
+            _put(rows, at, _single(column))
+        checksums = masked_crcs(rows[:, 12:-4])
+        _put(rows, len(self._bytes) - 4, checksums.astype("<u4"))
         return rows.tobytes()
 
-    @staticmethod
-    def _put(rows: Array, at: int, values: Array) -> None:
-        values = np.ascontiguousarray(values)
-        plain = values.view(np.uint8).reshape(len(rows), -1)
-        rows[:, at : at + plain.shape[1]] = plain
-
-    def _record(self, columns: list[Array], steps: Array, times: Array) -> bytes:
+    def _record(self, columns: Iterable[Array], step: int, time: float) -> bytes:
         """The same for one row, for which arrays are slower."""
         out = bytearray(self._bytes)
-        struct.pack_into("<d", out, self._time, times[0])
-        step = int(steps[0]) & (1 << 64) - 1
-        for at in range(self._step, self._step + 9):
+        struct.pack_into("<d", out, self._time, time)
+        step &= (1 << 64) - 1
+        last = self._step + self._step_bytes - 1
+        for at in range(self._step, last):
             out[at] = step & 0x7F | 0x80
             step >>= 7
-        out[self._step + 9] = step
+        out[last] = step
         for at, column in zip(self._values, columns, strict=True):
             # not by way of a double: in XLA's threads, that makes tiny numbers zero
-            with np.errstate(over="ignore"):
-                out[at : at + 4] = column.astype("<f4").tobytes()
+            out[at : at + 4] = _single(column).tobytes()
         struct.pack_into("<I", out, len(out) - 4, masked_crc(out[12:-4]))
         return bytes(out)
 
 
-def _padded_varints(numbers: Array) -> Array:
-    """Whole numbers as varints of ten bytes each."""
+def _put(rows: Array, at: int, values: Array) -> None:
+    """Writes values over the bytes of each row, from a place on."""
+    plain = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), -1)
+    rows[:, at : at + plain.shape[1]] = plain
+
+
+def _single(column: Array) -> Array:
+    if column.dtype == np.float32:
+        return column.astype("<f4", copy=False)
+    with np.errstate(over="ignore"):  # as TensorBoard does: inf
+        return column.astype("<f4")
+
+
+def _padded_varints(numbers: Array, size: int) -> Array:
+    """Whole numbers as varints of so many bytes each."""
     rest = numbers.astype(np.int64).view(np.uint64)
-    out = np.empty((len(numbers), 10), np.uint8)
-    for i in range(10):
-        out[:, i] = (rest & np.uint64(0x7F)) | np.uint64(0x80 if i < 9 else 0)
+    out = np.empty((len(numbers), size), np.uint8)
+    for i in range(size):
+        more = 0x80 if i < size - 1 else 0
+        out[:, i] = (rest & np.uint64(0x7F)) | np.uint64(more)
         rest = rest >> np.uint64(7)
     return out
