@@ -21,7 +21,7 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/python examples/regression.py
+	$(BIN)/python examples/spirals.py
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS)

@@ -263,6 +263,27 @@ def test_saved_runs_are_what_was_spooled(method):
     assert lox.runs("store")[0].config == {"lr": 0.1}
 
 
+def test_prng_keys_are_saved_as_their_data_by_a_program():
+    def f(xs):
+        def body(carry, x):
+            lox.log({"key": jax.random.key(x), "x": x}, step=x)
+            return carry, None
+
+        lax.scan(body, None, xs)
+
+    expected = jax.random.key_data(jax.vmap(jax.random.key)(jnp.arange(3)))
+    for number, method in enumerate(METHODS):
+        logger = lox.loggers.SaveLogger("store")
+        jax.jit(getattr(logger, method)(f, logger.init(number)))(jnp.arange(3))
+        jax.effects_barrier()
+        found = lox.load("store", key=number)
+        np.testing.assert_array_equal(found["key"], expected)
+        assert found["x"].tolist() == [0, 1, 2] and found.step["key"].shape == (3,)
+    jax.jit(lambda xs: lox.save(lox.spool(f)(xs)[1], "saved"))(jnp.arange(3))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(lox.load("saved")["key"], expected)
+
+
 def test_a_run_that_exists_is_refused_unless_asked_for():
     for exists, expected in (("new", [1]), ("resume", [1, 2]), ("overwrite", [3])):
         logger = lox.loggers.SaveLogger("store", exists=exists)
@@ -500,6 +521,7 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
 
     logger = Slow()
     state = logger.init(0)
+    logger._wait()
     for i in range(20):
         logger.log(state, {"x": i})
     raise ValueError("the user's own")
@@ -510,6 +532,30 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
     expected = [*map(str, range(20)), "run closed", "client closed"]
     assert run.stdout.split("\n")[:-1] == expected
     assert "the user's own" in run.stderr and "LoxWarning" not in run.stderr
+
+
+def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
+    program = """
+    import os, sys
+    import lox.loggers
+
+    class Says(lox.loggers.Logger):
+        def open(self, run): ...
+        def write(self, run, logs): ...
+        def close(self, run):
+            print("closed by", os.getpid() == parent, flush=True)
+
+    parent = os.getpid()
+    state = Says().init(0)
+    if os.fork():
+        os.wait()
+    """
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "closed by True\n", run.stderr
 
 
 def test_values_that_wait_are_those_that_were_logged():

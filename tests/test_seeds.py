@@ -152,3 +152,36 @@ def test_sharp_bits():
     calls.clear()
     lox.tap(loop, calls.append)(3)
     assert [int(c["i"]) for c in calls] == [0, 1, 2]
+
+
+def test_loggers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    xs = jnp.arange(3)
+    key = jax.random.key(0)
+    expected = lox.spool(quick_start)(xs)[1]
+
+    logger = lox.loggers.SaveLogger("./.lox/")
+    logger_state = logger.init(key)
+    logger.spool(quick_start, logger_state)(xs)
+    assert lox.load("./.lox/") == expected
+
+    # with the same key this is the same run, so that it says what to do with it
+    console_logger = lox.loggers.ConsoleLogger()
+    save_logger = lox.loggers.SaveLogger("./.lox/", exists="resume")
+    multi_logger = lox.loggers.MultiLogger(console_logger, save_logger)
+    multi_logger_state = multi_logger.init(key)
+    multi_logger.tap(quick_start, multi_logger_state)(xs)
+    multi_logger.finish(multi_logger_state)
+    assert lox.load("./.lox/") == expected + expected
+    assert "carry 3" in capsys.readouterr().out
+
+
+def test_loggers_and_state(tmp_path):
+    def f(x):
+        lox.log({"x": x})
+        return x
+
+    logger = lox.loggers.SaveLogger(tmp_path / "logs")
+    logger_state = logger.init(jax.random.key(0))
+    assert logger.spool(f, logger_state)(1.0) == 1.0
+    assert lox.load(tmp_path / "logs") == {"x": 1.0}

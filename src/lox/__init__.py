@@ -27,4 +27,7 @@ from ._settings import set_default as set_default
 from ._spool import spool as spool
 from ._tap import tap as tap
 
+# loggers build on all of the above; what they need else is imported when they are made
+from . import loggers as loggers  # isort: skip
+
 __version__ = "0.1.0"

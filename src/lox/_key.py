@@ -1,5 +1,6 @@
 """One key of a logdict: its value, steps and mask, and what their axes mean."""
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -212,6 +213,24 @@ class Key(NamedTuple):
             self.info._replace(stacked=False, ndims=ndims),
             self.dropped,
         )
+
+    def plain(self) -> "Key":
+        """The same with PRNG keys as their data, which have one axis more."""
+        leaves, tree = jax.tree.flatten(self.value)
+        typed = [
+            jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended)
+            for leaf in leaves
+        ]
+        if not any(typed):
+            return self
+        pairs = list(zip(leaves, typed, strict=True))
+        data = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in pairs]
+        more = [
+            np.ndim(new) - np.ndim(old) for new, old in zip(data, leaves, strict=True)
+        ]
+        ndims = tuple(map(operator.add, self.info.ndims, more))
+        info = self.info._replace(ndims=ndims)
+        return self._replace(value=tree.unflatten(data), info=info)
 
     def compacted(self) -> "Key | None":
         if self.mask is None:

@@ -366,6 +366,10 @@ class logdict(dict[str, Any]):
             for i in range(length):
                 yield chosen.slice[i]
 
+    def _plain(self) -> "logdict":
+        """The same with PRNG keys as their data, as which they leave a program."""
+        return self._with((key, self._key(key).plain()) for key in self)
+
     def _groups(self) -> list[tuple[list[str], int]]:
         """Keys with the same steps and as many rows, with their number."""
         groups: list[tuple[list[str], int]] = []

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import platform
-import shutil
+import re
 import threading
 import time
 import warnings
@@ -22,7 +22,7 @@ from ._events import Event, user_line, user_source
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._primitive import log_p
-from ._store import RUN_FILE, VERSION, write_json
+from ._store import RUN_FILE, TEMPORARY, VERSION, WRITER, write_json
 from ._store_reader import Run
 from ._store_writer import Writer
 from ._take import is_outermost
@@ -40,25 +40,69 @@ def create_run(
     mode: str,
     key: Any = None,
     config: Mapping[str, Any] | None = None,
+    remedy: str = '`mode="a"` appends, `mode="w"` replaces it',
 ) -> pathlib.Path:
     """Makes a run's directory, or finds it, as the mode says."""
-    if (path / RUN_FILE).exists():
-        if mode == "a":
-            return path
-        if mode == "x":
-            raise StoreError(
-                f"there is a run at {path} already. Choose another place or key, or "
-                'say what to do with it: `mode="a"` appends, `mode="w"` replaces it.'
-            )
-        shutil.rmtree(path)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise StoreError(f"{path} is there already, and is no run of lox's.")
     try:
+        names = _names_in(path)
+        if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
+            raise StoreError(f"{path} is there already, and is no run of lox's.")
+        # a process that was killed may have left rows, or nothing that counts
+        if any(name == RUN_FILE or WRITER.fullmatch(name) for name in names):
+            if mode == "x":
+                raise StoreError(
+                    f"there is a run at {path} already. Choose another place or key, "
+                    f"or say what to do with it: {remedy}."
+                )
+            if mode == "w":
+                _remove_rows(path, names)
+            elif RUN_FILE in names:
+                Run(path)  # nothing is added to what could not be read afterwards
+                return path
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / RUN_FILE, _about(path, key, config))
     except OSError as error:
         raise StoreError(f"cannot make a run at {path}: {error}.") from error
     return path
+
+
+def _names_in(path: pathlib.Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        if path.exists():
+            raise StoreError(
+                f"{path} is there already, and is no run of lox's."
+            ) from None
+        raise
+
+
+def _is_of_a_run(name: str) -> bool:
+    temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
+    return temporary or WRITER.fullmatch(name) is not None
+
+
+def _remove_rows(path: pathlib.Path, names: list[str]) -> None:
+    """Removes what lox has written, and nothing else that may be there.
+
+    What is killed meanwhile leaves a run with fewer rows: what says what files mean
+    goes before them, and the file about the run is replaced last.
+    """
+    for writer in (path / name for name in names if WRITER.fullmatch(name)):
+        if writer.is_symlink():
+            writer.unlink()  # and not what is at its end
+            continue
+        found = writer.iterdir()
+        files = [file for file in found if _IN_A_WRITER.fullmatch(file.name)]
+        for file in sorted(files, key=lambda file: file.suffix != ".json"):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            writer.rmdir()
+
+
+_IN_A_WRITER = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
 
 
 def _about(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:
@@ -108,7 +152,7 @@ class _Writers:
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
         name = (os.getpid(), path.resolve())
         with self._lock:
-            if mode == "w" or not (path / RUN_FILE).exists():
+            if mode == "w" or not os.path.exists(path / RUN_FILE):
                 self._close(name)  # also if somebody has removed it
             writer = self._open.get(name)
             if writer is None or mode == "x":
@@ -170,7 +214,7 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     if is_outermost():
         _save(pathlib.Path(path), mode, words, logs)
         return
-    leaves, tree = jax.tree.flatten((logs, words))
+    leaves, tree = jax.tree.flatten((logs._plain(), words))
     event = Event(
         keys=("logs",),
         trees=(tree,),
@@ -230,11 +274,11 @@ def runs(path: Path) -> list[Run]:
         {'loss': 0.5}
     """
     store = pathlib.Path(path)
-    if not store.is_dir():
+    if not os.path.isdir(store):
         raise StoreError(f"there is no store at {store}.")
     found = []
     for directory in store.iterdir():
-        if (directory / RUN_FILE).exists():
+        if _is_run(directory):
             try:
                 found.append(Run(directory))
             except StoreError as error:
@@ -242,6 +286,16 @@ def runs(path: Path) -> list[Run]:
                     f"a run is left out: {error}", LoxWarning, *user_line()
                 )
     return sorted(found, key=lambda run: (run.started, run.name))
+
+
+def _is_run(path: pathlib.Path) -> bool:
+    """Whether rows may be there, even if there is no file about the run."""
+    if os.path.lexists(path / RUN_FILE):
+        return True
+    try:
+        return any(WRITER.fullmatch(name) for name in os.listdir(path))
+    except OSError:
+        return False
 
 
 def load(
@@ -258,10 +312,10 @@ def load(
     where = pathlib.Path(path)
     if key is not None:
         name = run_name(key_data(key))
-        if not (where / name / RUN_FILE).exists():
+        if not _is_run(where / name):
             raise StoreError(f"the store at {where} has no run of the key {key!r}.")
         return Run(where / name).load(argnames)
-    if (where / RUN_FILE).exists():
+    if _is_run(where):
         return Run(where).load(argnames)
     found = runs(where)
     if len(found) != 1:

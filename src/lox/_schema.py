@@ -5,6 +5,7 @@ reading one runs no code of whoever wrote it.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ import ml_dtypes
 import numpy as np
 
 from ._errors import StoreError
+from ._store import leaf_order
+
+_MOST_BYTES = 2**31 - 1  # of a record, and a dimension: what NumPy's dtypes can say
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,9 +58,15 @@ class Column:
     def decode(self, rows: Any) -> Any:
         dtype = _dtype(self.dtype)
         array = rows if rows.dtype == dtype else rows.view(dtype)
-        if self.impl is not None:
+        if self.impl is None:
+            return array
+        try:
             return jax.random.wrap_key_data(array, impl=self.impl)
-        return array
+        except (TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.impl!r} keys of the shape {self.shape} are unknown here: "
+                f"{error}"
+            ) from None
 
     def to_json(self) -> Any:
         return [self.dtype, list(self.shape), self.impl]
@@ -64,8 +74,13 @@ class Column:
     @classmethod
     def from_json(cls, data: Any) -> "Column":
         dtype, shape, impl = data
-        _dtype(dtype)
-        return cls(dtype, tuple(map(int, shape)), impl)
+        if _dtype(dtype).name != dtype:
+            raise StoreError(f"{dtype!r} is no name of a dtype")
+        if not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape):
+            raise StoreError(f"{shape!r:.80} is no shape of records")
+        if not (impl is None or type(impl) is str):
+            raise StoreError(f"{impl!r:.80} is no implementation of PRNG keys")
+        return cls(dtype, tuple(shape), impl)
 
 
 def _extended(name: str) -> Any:
@@ -76,13 +91,15 @@ def _extended(name: str) -> Any:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    extended = _extended(name) if isinstance(name, str) else None
+    if type(name) is not str:
+        raise StoreError(f"{name!r:.80} is no name of a dtype")
+    extended = _extended(name)
     if extended is not None:
         return np.dtype(extended)
     try:
         dtype = np.dtype(name)
     except (TypeError, SyntaxError, ValueError):
-        raise StoreError(f"{name!r} is no dtype that is known here") from None
+        raise StoreError(f"{name!r:.80} is no dtype that is known here") from None
     if dtype.kind not in "biufc":
         raise StoreError(f"{name!r} is no dtype of numbers")
     return dtype
@@ -98,6 +115,7 @@ class KeySchema:
         columns: its leaves.
         outer: how many lane axes were in front of the time axis.
         lanes: how many lane axes were behind it.
+        tags: those of the lines that logged it.
     """
 
     name: str
@@ -105,6 +123,33 @@ class KeySchema:
     columns: tuple[Column, ...]
     outer: int
     lanes: int
+    tags: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Any) -> "KeySchema":
+        name, tree, outer, lanes = (data[x] for x in ("name", "tree", "outer", "lanes"))
+        columns = tuple(map(Column.from_json, data["columns"]))
+        if type(name) is not str or type(tree) is not str:
+            raise StoreError(f"{name!r:.80} is no name of a key")
+        leaf_order(tree, len(columns))
+        if not all(type(n) is int and n >= 0 for n in (outer, lanes)) or not columns:
+            raise StoreError(f"{name!r:.80} has no lanes such as can be")
+        if any(len(c.shape) < outer + lanes + (c.impl is not None) for c in columns):
+            raise StoreError(f"{name!r:.80} has more lanes than axes")
+        tags = data.get("tags", [])
+        if type(tags) is not list or not all(type(tag) is str for tag in tags):
+            raise StoreError(f"{name!r:.80} has no tags such as can be")
+        return cls(name, tree, columns, outer, lanes, tuple(tags))
+
+    def to_json(self) -> Any:
+        return {
+            "name": self.name,
+            "tree": self.tree,
+            "outer": self.outer,
+            "lanes": self.lanes,
+            "columns": [column.to_json() for column in self.columns],
+            **({"tags": list(self.tags)} if self.tags else {}),
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,21 +177,22 @@ class Schema:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the records."""
-        fields = [(f"c{i}", c.stored, c.shape) for i, c in enumerate(self.columns)]
+        columns = self.columns
+        size = sum(math.prod(c.shape) * c.stored.itemsize for c in columns)
+        if size > _MOST_BYTES:
+            raise StoreError(
+                f"a record of {', '.join(key.name for key in self.keys):.80} has "
+                f"{size} bytes, and more than {_MOST_BYTES} cannot be stored. Save its "
+                "keys one by one."
+            )
+        fields = [(f"c{i}", c.stored, c.shape) for i, c in enumerate(columns)]
+        if size == 0:  # records of no bytes could not be counted
+            fields.append(("padding", np.dtype("u1"), ()))
         return np.dtype(fields)
 
     def to_json(self) -> Any:
         return {
-            "keys": [
-                {
-                    "name": key.name,
-                    "tree": key.tree,
-                    "outer": key.outer,
-                    "lanes": key.lanes,
-                    "columns": [column.to_json() for column in key.columns],
-                }
-                for key in self.keys
-            ],
+            "keys": [key.to_json() for key in self.keys],
             "steps": [[name, column.to_json()] for name, column in self.steps],
             "stacked": self.stacked,
             "mask": None if self.mask is None else self.mask.to_json(),
@@ -154,18 +200,15 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: Any) -> "Schema":
-        return cls(
-            keys=tuple(
-                KeySchema(
-                    str(key["name"]),
-                    str(key["tree"]),
-                    tuple(map(Column.from_json, key["columns"])),
-                    int(key["outer"]),
-                    int(key["lanes"]),
-                )
-                for key in data["keys"]
-            ),
+        schema = cls(
+            keys=tuple(map(KeySchema.from_json, data["keys"])),
             steps=tuple((str(n), Column.from_json(c)) for n, c in data["steps"]),
             stacked=bool(data["stacked"]),
             mask=None if data["mask"] is None else Column.from_json(data["mask"]),
         )
+        axes = max((key.outer + key.lanes for key in schema.keys), default=0)
+        mask = [] if schema.mask is None else [schema.mask]
+        for column in (*(column for _, column in schema.steps), *mask):
+            if len(column.shape) < axes or column.impl is not None:
+                raise StoreError("its steps and its mask have other axes than its keys")
+        return schema

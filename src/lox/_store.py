@@ -8,10 +8,12 @@ file's size. So nothing that was written once can be lost by what comes later, a
 record that was cut off is not counted.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import re
+import stat
 import threading
 import zlib
 from collections.abc import Sequence
@@ -24,42 +26,110 @@ from ._errors import StoreError
 
 VERSION = 1
 RUN_FILE = "run.json"
-WRITER = re.compile(r"writer-(\d{4,})$")
-SEGMENT = re.compile(r"(\d{4,})\.json$")
-# a position in a segment, and the number of the event there in its writer
-PLACE = np.dtype([("row", "<u8"), ("number", "<u8")])
+WRITER = re.compile(r"writer-(\d{4,})")
+SEGMENT = re.compile(r"(\d{4,})\.json")
+TEMPORARY = "~"  # how the name of a file ends that is not whole yet
+# a position in a segment, the number of the event there in its writer, and a checksum
+PLACE = np.dtype([("row", "<u8"), ("number", "<u8"), ("crc32", "<u8")])
 
 
 # --- files -------------------------------------------------------------------
 
 
+def file_size(path: pathlib.Path) -> int:
+    """Of a file such as lox makes: a link could lead anywhere, a pipe never ends."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{path} is no plain file, and is not read.")
+    return status.st_size
+
+
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Writes a file that is there as a whole, or not at all."""
-    text = json.dumps(content, ensure_ascii=True, sort_keys=True)
-    whole = json.dumps({"crc32": zlib.crc32(text.encode()), "content": content})
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}~")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(whole)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def read_json(path: pathlib.Path) -> Any:
+    # as it will be read: numbers that are keys become text, which sorts differently
+    content = json.loads(json.dumps(content))
+    whole = json.dumps({"crc32": _checksum(content), "content": content})
+    temporary = path.with_name(
+        f"{path.name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
+    )
     try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(whole)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Reads what `write_json` wrote; `FileNotFoundError` if there is nothing."""
+    try:
+        file_size(path)
         whole = json.loads(path.read_text(encoding="utf-8"))
         content, crc = whole["content"], whole["crc32"]
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} is damaged, and cannot be read: {error}.") from None
-    text = json.dumps(content, ensure_ascii=True, sort_keys=True)
-    if zlib.crc32(text.encode()) != crc:
-        raise StoreError(f"{path} is damaged: its checksum does not fit.")
-    if content.get("version", 0) > VERSION:
+        fits = _checksum(content) == crc
+    except (FileNotFoundError, StoreError):
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"it cannot be read: {error}") from None
+    if not fits:
+        raise _damaged(path, "its checksum does not fit")
+    version = content.get("version") if type(content) is dict else None
+    if type(version) is not int or version < 1:
+        raise _damaged(path, "it does not say its format")
+    if version > VERSION:
         raise StoreError(
-            f"{path} has the format {content['version']}, and this lox knows those up "
-            f"to {VERSION}. Update jax-lox to read it."
+            f"{path} has the format {version}, and this lox knows those up to "
+            f"{VERSION}. Update jax-lox to read it."
         )
     return content
+
+
+def _damaged(path: pathlib.Path, why: str) -> StoreError:
+    remedy = ""
+    if path.name == RUN_FILE:
+        remedy = " Restore it, or remove it: appending makes another, and rows stay."
+    return StoreError(f"{path} is damaged: {why}.{remedy}")
+
+
+def _checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, ensure_ascii=True, sort_keys=True).encode())
+
+
+def place_of(row: int, number: int) -> bytes:
+    """An entry of a `.places` file."""
+    place = np.array([(row, number, 0)], PLACE)
+    place["crc32"] = zlib.crc32(place.tobytes()[:_CHECKED])
+    return place.tobytes()
+
+
+def read_places(path: pathlib.Path, last: bool = False) -> Any:
+    """The whole entries of a `.places` file, in their order; or the last one alone."""
+    try:
+        count = file_size(path) // PLACE.itemsize
+        first = max(count - 1, 0) if last else 0
+        with open(path, "rb") as file:
+            file.seek(first * PLACE.itemsize)
+            raw = file.read((count - first) * PLACE.itemsize)
+    except FileNotFoundError:
+        raw = b""
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.") from error
+    places = np.frombuffer(raw, PLACE)
+    starts = range(0, len(raw), PLACE.itemsize)
+    checksums = [zlib.crc32(raw[i : i + _CHECKED]) for i in starts]
+    rows = places["row"]
+    if places["crc32"].tolist() != checksums or (rows[1:] < rows[:-1]).any():
+        raise StoreError(f"{path} is damaged: its checksums do not fit.")
+    return places
+
+
+_CHECKED = 16  # bytes of a place: all but the checksum itself
 
 
 # --- structures --------------------------------------------------------------
@@ -85,31 +155,49 @@ def _describe(node: Any) -> Any:
     children, _ = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda x: x is not node
     )
-    return {"dict": [[_label(path), _describe(child)] for path, child in children]}
+    labels = [_label(*path) for path, _ in children]
+    if len(set(labels)) < len(labels):
+        labels = [jax.tree_util.keystr(path) for path, _ in children]
+    pairs = zip(labels, children, strict=True)
+    return {"dict": [[label, _describe(child)] for label, (_, child) in pairs]}
 
 
 def _name(key: Any) -> Any:
     return key if isinstance(key, str | int | float | bool) else str(key)
 
 
-def _label(path: Any) -> str:
-    return jax.tree_util.keystr(path).strip(".[]'\"")
+def _label(entry: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
 
 
 def build_tree(description: str, leaves: Sequence[Any]) -> Any:
     return _build(json.loads(description), leaves)
 
 
+def leaf_order(description: str, count: int) -> list[int]:
+    """Which leaf is where in what `build_tree` builds; each of `count` is once."""
+    try:
+        order: list[int] = jax.tree.leaves(build_tree(description, range(count)))
+        if sorted(order) == list(range(count)):
+            return order
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        pass
+    raise StoreError(f"{description[:80]!r} is no structure of {count} leaves")
+
+
 def _build(node: Any, leaves: Sequence[Any]) -> Any:
     if node is None:
         return None
-    if type(node) is int:
+    if type(node) is int and node >= 0:
         return leaves[node]
-    if "dict" in node:
-        return {key: _build(x, leaves) for key, x in node["dict"]}
-    if "list" in node:
-        return [_build(x, leaves) for x in node["list"]]
-    return tuple(_build(x, leaves) for x in node["tuple"])
+    ((kind, children),) = node.items()
+    if kind == "dict":
+        return {key: _build(x, leaves) for key, x in children}
+    built = [_build(x, leaves) for x in children]
+    return {"list": built, "tuple": tuple(built)}[kind]
 
 
 def npy_header(dtype: np.dtype[Any], length: int) -> bytes:

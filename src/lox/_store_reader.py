@@ -1,102 +1,187 @@
 """Reading a run, also while it is written; only what is looked at leaves the disk."""
 
+import functools
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ._errors import StoreError
-from ._events import matches
-from ._key import Key, KeyInfo
+from ._errors import LoxWarning, StoreError
+from ._events import matches, user_line
+from ._key import Key, KeyInfo, all_tags
 from ._logdict import logdict
-from ._schema import Schema
-from ._store import PLACE, RUN_FILE, SEGMENT, WRITER, build_tree, npy_header, read_json
+from ._schema import Column, Schema
+from ._store import (
+    RUN_FILE,
+    SEGMENT,
+    WRITER,
+    build_tree,
+    file_size,
+    leaf_order,
+    npy_header,
+    read_json,
+    read_places,
+)
+
+# A column of up to so many bytes is read at once. A larger one stays on disk, of which
+# only what is looked at is read.
+_READ_AT_ONCE = 2**24
 
 
 class _Segment:
     """The records of one schema that a writer has written so far."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        content = read_json(path)
+        self._path = path
+        self._file = path.with_suffix(".npy")
+        self._places = path.with_suffix(".places")
+        try:
+            content = read_json(path)
+        except FileNotFoundError:
+            raise StoreError(f"{path} was removed while it was read.") from None
         try:
             self.schema = Schema.from_json(content["schema"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{path} does not describe records: {error!r}.") from None
-        self._path = path
-        self._dtype = self.schema.dtype
-        self._header = len(npy_header(self._dtype, 0))
+            self._dtype = self.schema.dtype
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = error if isinstance(error, StoreError) else repr(error)
+            raise StoreError(f"{path} does not describe records: {what}.") from None
+        self._header = npy_header(self._dtype, 0)
+        self.count = self._whole_records()
 
-    def records(self) -> Any:
-        """All whole records; read from disk only where they are looked at."""
-        path = self._path.with_suffix(".npy")
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def _whole_records(self) -> int:
         try:
-            size = path.stat().st_size - self._header
+            # before the size, since both may be growing
+            begun = read_places(self._places, last=True)["row"].tolist()
+        except StoreError:
+            begun = []  # which says so if somebody needs them
+        try:
+            size = file_size(self._file) - len(self._header)
+            with open(self._file, "rb") as file:
+                header = file.read(len(self._header))
         except FileNotFoundError:
-            size = 0
+            size = -1
+        except OSError as error:
+            raise StoreError(f"{self._file} cannot be read: {error}.") from error
         count = max(size, 0) // self._dtype.itemsize
-        if not count:
-            return np.empty(0, self._dtype)
-        return np.memmap(path, self._dtype, "r", self._header, (count,))
+        if begun and (size < 0 or count < begun[0]):
+            warnings.warn_explicit(
+                f"{self._file} has lost records: there are {count} of more than "
+                f"{begun[0]}.",
+                LoxWarning,
+                *user_line(),
+            )
+        if count and _without_length(header) != _without_length(self._header):
+            raise StoreError(f"{self._file} is damaged: its head does not fit.")
+        return count
 
-    def numbers(self, count: int) -> Any:
-        """For each record, the number of its event in the writer."""
+    def column(self, index: int) -> Any:
+        """One column of all records."""
+        start, shape = len(self._header), (self.count,)
         try:
-            raw = self._path.with_suffix(".places").read_bytes()
-        except FileNotFoundError:
-            raw = b""
-        places = np.frombuffer(
-            raw[: len(raw) // PLACE.itemsize * PLACE.itemsize], PLACE
-        )
-        places = places[places["row"] < count]
-        rows = np.arange(count, dtype=np.uint64)
-        which = np.searchsorted(places["row"], rows, side="right") - 1
-        return places["number"][which] + rows - places["row"][which]
+            records = np.memmap(self._file, self._dtype, "r", start, shape)
+            rows = records[f"c{index}"].view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._file} cannot be read: {error}.") from error
+        return rows.copy() if rows.nbytes <= _READ_AT_ONCE else rows
+
+    def places(self) -> Any:
+        """Where in the writer's order the records are: position, number and length."""
+        places = read_places(self._places)
+        rows, numbers = places["row"], places["number"]
+        if not len(rows) or rows[0] != 0:
+            raise StoreError(
+                f"{self._places} is damaged: nobody can tell the order of the records."
+            )
+        known = rows < self.count
+        lengths = np.diff(np.append(rows[known], np.uint64(self.count)))
+        return rows[known], numbers[known], lengths
+
+
+def _without_length(header: bytes) -> tuple[bytes, bytes]:
+    """The head of a `.npy` file without the part that changes."""
+    before, _, after = header.rpartition(b"(")
+    return before, after[after.find(b",") :]
+
+
+class _Written:
+    """What one writer has written so far."""
+
+    def __init__(self, number: int, path: pathlib.Path) -> None:
+        self.number = number
+        found = _numbered(path, SEGMENT)
+        self.segments = [_Segment(segment) for _, segment in found]
+
+    @functools.cached_property
+    def numbers(self) -> dict[_Segment, Any]:
+        """For each record, the number of its event."""
+        segments = [segment for segment in self.segments if segment.count]
+        places = [segment.places() for segment in segments]
+        # if a file has lost its end, what is known of the records reaches too far
+        owners = np.repeat(np.arange(len(places)), [len(rows) for rows, _, _ in places])
+        starts = np.concatenate([numbers for _, numbers, _ in places])
+        lengths = np.concatenate([length for _, _, length in places])
+        order = np.argsort(starts, kind="stable")
+        ends = (starts + lengths)[order]
+        for i in np.nonzero(ends[:-1] > starts[order][1:])[0][:1]:
+            first, second = (segments[owners[order[j]]]._places for j in (i, i + 1))
+            raise StoreError(
+                f"{first} or {second} is damaged: they give two events one number."
+            )
+        return {
+            segment: np.repeat(numbers - rows, length.astype(np.int64))
+            + np.arange(segment.count, dtype=np.uint64)
+            for segment, (rows, numbers, length) in zip(segments, places, strict=True)
+        }
 
 
 class _Part:
     """What one segment has of one key."""
 
-    def __init__(self, segment: _Segment, writer: int, name: str) -> None:
-        self.segment = segment
+    def __init__(self, writer: _Written, segment: _Segment, name: str) -> None:
         self.writer = writer
+        self.segment = segment
         schema = segment.schema
-        self.records = segment.records()
-        self.key = next(key for key in schema.keys if key.name == name)
-        names: tuple[str, ...] = self.records.dtype.names or ()
-        start = 0
-        for key in schema.keys:
-            if key is self.key:
-                break
-            start += len(key.columns)
-        self._fields = names[start : start + len(self.key.columns)]
-        values = sum(len(key.columns) for key in schema.keys)
-        self._steps = names[values : values + len(schema.steps)]
-        self._mask = None if schema.mask is None else names[-1]
+        position = next(i for i, key in enumerate(schema.keys) if key.name == name)
+        self.key = schema.keys[position]
+        self._first = sum(len(key.columns) for key in schema.keys[:position])
+        self._first_step = sum(len(key.columns) for key in schema.keys)
 
     def leaves(self) -> list[Any]:
-        pairs = zip(self.key.columns, self._fields, strict=True)
-        return [column.decode(_plain(self.records[f])) for column, f in pairs]
+        return [
+            self._decoded(column, self._first + i)
+            for i, column in enumerate(self.key.columns)
+        ]
 
     def steps(self) -> dict[str, Any]:
-        pairs = zip(self.segment.schema.steps, self._steps, strict=True)
         return {
-            name: column.decode(_plain(self.records[field]))
-            for (name, column), field in pairs
+            name: self._decoded(column, self._first_step + i)
+            for i, (name, column) in enumerate(self.segment.schema.steps)
         }
 
     def mask(self) -> Any:
-        if self._mask is None:
+        schema = self.segment.schema
+        if schema.mask is None:
             return None
-        return _plain(self.records[self._mask]).astype(bool)
+        position = self._first_step + len(schema.steps)
+        return self._decoded(schema.mask, position).astype(bool)
 
+    def numbers(self) -> Any:
+        return self.writer.numbers[self.segment]
 
-def _plain(column: Any) -> Any:
-    """In memory, and without the records around it."""
-    return np.ascontiguousarray(column).view(np.ndarray)
+    def _decoded(self, column: Column, index: int) -> Any:
+        rows = self.segment.column(index)
+        try:
+            return column.decode(rows)
+        except StoreError as error:
+            raise StoreError(f"{self.segment} cannot be read: {error}.") from None
 
 
 class Run:
@@ -115,10 +200,12 @@ class Run:
         self.path = pathlib.Path(path)
         try:
             about = read_json(self.path / RUN_FILE)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             raise StoreError(
                 f"{self.path} is no run: it has no {RUN_FILE!r}."
             ) from None
+        if not _is_about_a_run(about):
+            raise StoreError(f"{self.path / RUN_FILE} does not describe a run.")
         self.name: str = about["name"]
         key = about["key"]
         self.key = None if key is None else np.array(key, np.uint32)
@@ -138,22 +225,41 @@ class Run:
         patterns = [argnames] if isinstance(argnames, str) else argnames
         chosen = None if patterns is None else list(patterns)
         parts: dict[str, list[_Part]] = {}
-        for number, writer in _numbered(self.path, WRITER):
-            for _, path in _numbered(writer, SEGMENT):
-                segment = _Segment(path)
-                for key in segment.schema.keys:
+        for number, path in _numbered(self.path, WRITER):
+            writer = _Written(number, path)
+            for segment in writer.segments:
+                for key in segment.schema.keys if segment.count else ():
                     if chosen is None or any(matches(key.name, p) for p in chosen):
-                        part = _Part(segment, number, key.name)
-                        if len(part.records):
-                            parts.setdefault(key.name, []).append(part)
+                        part = _Part(writer, segment, key.name)
+                        parts.setdefault(key.name, []).append(part)
         keys = ((name, _joined(name, found)) for name, found in parts.items())
         return logdict()._with(keys)
+
+
+def _is_about_a_run(about: dict[str, Any]) -> bool:
+    key, started = about.get("key"), about.get("started")
+    return (
+        (key is None or type(key) is list)
+        and all(type(word) is int and 0 <= word < 2**32 for word in key or ())
+        and isinstance(started, int | float)
+        and 0 <= started < 2**63
+        and type(about.get("name")) is str
+        and type(about.get("config")) is dict
+        and type(about.get("versions")) is dict
+    )
 
 
 def _numbered(
     directory: pathlib.Path, pattern: re.Pattern[str]
 ) -> list[tuple[int, pathlib.Path]]:
-    found = [(pattern.match(path.name), path) for path in directory.iterdir()]
+    # not through a link, which could lead anywhere
+    if directory.is_symlink() and WRITER.fullmatch(directory.name):
+        raise StoreError(f"{directory} is no plain directory, and is not read.")
+    try:
+        paths = list(directory.iterdir())
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be read: {error}.") from error
+    found = [(pattern.fullmatch(path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
@@ -164,54 +270,61 @@ def _joined(name: str, parts: list[_Part]) -> Key:
         if _form(other) != _form(first):
             raise StoreError(
                 f"{name!r} was written in two forms: {_form(first)} in "
-                f"{first.segment._path} and {_form(other)} in {other.segment._path}."
+                f"{first.segment} and {_form(other)} in {other.segment}."
             )
     leaves = [part.leaves() for part in parts]
     steps = [part.steps() for part in parts]
     masks = [part.mask() for part in parts]
-    count = sum(len(part.records) for part in parts)
+    counts = [part.segment.count for part in parts]
+    count = sum(counts)
     if len(parts) == 1:
         order = None
     else:
-        writers = [np.full(len(p.records), p.writer, np.uint64) for p in parts]
-        numbers = [p.segment.numbers(len(p.records)) for p in parts]
-        order = np.lexsort([np.concatenate(numbers), np.concatenate(writers)])
+        writers = np.repeat([part.writer.number for part in parts], counts)
+        numbers = np.concatenate([part.numbers() for part in parts])
+        order = np.lexsort([numbers, writers])
 
     def join(arrays: Sequence[Any]) -> Any:
         if order is None:
             return arrays[0]
-        module = jax.numpy if isinstance(arrays[0], jax.Array) else np
-        return module.concatenate(arrays)[order]
+        return _module(arrays[0]).concatenate(arrays)[order]
 
     stacked = count > 1 or first.segment.schema.stacked
     outer, lanes = first.key.outer, first.key.lanes
+    tags = all_tags(part.key.tags for part in parts)
+    columns = first.key.columns
     ndims = tuple(
-        len(column.shape) - lanes - outer - (column.impl is not None)
-        for column in first.key.columns
+        len(columns[i].shape) - lanes - outer - (columns[i].impl is not None)
+        for i in leaf_order(first.key.tree, len(columns))
     )
     value = build_tree(
         first.key.tree, [join(column) for column in zip(*leaves, strict=True)]
     )
-    mask = None if masks[0] is None else join(masks)
+    mask = next((mask for mask in masks if mask is not None), None)
+    if mask is not None:  # where there is none, all lanes happened
+        lane_shape = mask.shape[1:]
+        whole = [np.ones((n, *lane_shape), bool) for n in counts]
+        pairs = zip(masks, whole, strict=True)
+        mask = join([ones if one is None else one for one, ones in pairs])
     key = Key(
         value,
         {step: join([one[step] for one in steps]) for step in steps[0]},
         mask,
-        KeyInfo(True, lanes, ndims),
+        KeyInfo(True, lanes, ndims, tags),
     )
-    key = key._replace(info=KeyInfo(True, lanes + outer, ndims))
+    key = key._replace(info=KeyInfo(True, lanes + outer, ndims, tags))
     if outer:
         key = key.arrays(lambda x, axis: _module(x).moveaxis(x, 0, outer))
-        key = key._replace(info=KeyInfo(True, lanes, ndims))
+        key = key._replace(info=KeyInfo(True, lanes, ndims, tags))
     if not stacked:
         key = key.arrays(lambda x, axis: _module(x).squeeze(x, axis))
-        key = key._replace(info=KeyInfo(False, lanes, ndims))
+        key = key._replace(info=KeyInfo(False, lanes, ndims, tags))
     return key
 
 
 def _form(part: _Part) -> Any:
     columns = [(c.dtype, c.shape, c.impl) for c in part.key.columns]
-    steps = sorted(name for name, _ in part.segment.schema.steps)
+    steps = sorted((name, c.shape) for name, c in part.segment.schema.steps)
     return part.key.tree, columns, part.key.outer, part.key.lanes, steps
 
 

@@ -2,9 +2,9 @@
 
 from ._base import Logger as Logger, LoggerState as LoggerState, RunInfo as RunInfo
 from ._console import ConsoleLogger as ConsoleLogger
+from ._mlflow import MLflowLogger as MLflowLogger
 from ._multi import MultiLogger as MultiLogger
 from ._save import SaveLogger as SaveLogger
 from ._tensorboard import TensorBoardLogger as TensorBoardLogger
 from ._text import CSVLogger as CSVLogger, JSONLinesLogger as JSONLinesLogger
-from ._mlflow import MLflowLogger as MLflowLogger
 from ._trackio import TrackioLogger as TrackioLogger

@@ -104,15 +104,7 @@ class Logger:
             key: a key of `jax.random`, or a number, that tells the run from others. By
                 default, outside of JAX's transformations, a random one.
         """
-        if key is None:
-            if not is_outermost():
-                raise LoxTypeError(
-                    "`init` of a logger needs a `key` inside `jax.jit` and `jax.vmap`, "
-                    "which would give every call and every lane the same run."
-                )
-            words = np.frombuffer(secrets.token_bytes(8), np.uint32)
-        else:
-            words = key_data(key)
+        words = words_of(key)
         self._hand_over(words, _Opens)
         return LoggerState(jnp.asarray(words))
 
@@ -123,6 +115,8 @@ class Logger:
     def log(self, state: LoggerState, logs: Mapping[str, Any]) -> None:
         """Sends logs, such as `lox.spool` returns, to the runs of a state."""
         logs = logs if isinstance(logs, logdict) else logdict(logs)
+        if not is_outermost():
+            logs = logs._plain()
         self._hand_over((_checked(state).words, logs), _Writes)
 
     def _hand_over(self, payload: Any, sink: "Callable[[OpenRuns], _Sink]") -> None:
@@ -282,6 +276,18 @@ def _with_words(fun: Any) -> Any:
         return fun(*args, **kwargs)
 
     return wrapped
+
+
+def words_of(key: Any) -> Any:
+    """The words of a run's key; of a random one, if there is none."""
+    if key is not None:
+        return key_data(key)
+    if not is_outermost():
+        raise LoxTypeError(
+            "`init` of a logger needs a `key` inside `jax.jit` and `jax.vmap`, which "
+            "would give every call and every lane the same run."
+        )
+    return np.frombuffer(secrets.token_bytes(8), np.uint32)
 
 
 def _checked(state: Any) -> LoggerState:

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import os
 import pathlib
 import threading
 import warnings
@@ -42,6 +43,7 @@ class _OpenRun:
         self.failed = False
         self.hangs = False
         self.unsent: Writer | None = None
+        self.loses = False
 
 
 class OpenRuns:
@@ -52,6 +54,7 @@ class OpenRuns:
 
     def __init__(self, logger: "Logger") -> None:
         self.logger = logger
+        self._pid = os.getpid()
         self._name = type(logger).__name__
         self._lock = threading.RLock()
         self._open: dict[Words, _OpenRun] = {}
@@ -120,6 +123,8 @@ class OpenRuns:
         self._raise_kept()
 
     def close_all(self) -> None:
+        if os.getpid() != self._pid:  # a forked process must not end its parent's runs
+            return
         for words in list(self._open):
             self.close(words)
         self.wait()
@@ -220,9 +225,10 @@ class OpenRuns:
         if run.unsent is not None:
             try:
                 run.unsent.write(logs)
-            except Exception as error:
-                run.unsent = None
-                self._warn(run, f"what it does not take is lost, too: {error!r}")
+            except Exception as error:  # of the next ones, there may be room for some
+                if not run.loses:
+                    run.loses = True
+                    self._warn(run, f"what it does not take is lost, too: {error!r}")
 
     def _warn(self, run: _OpenRun, message: str) -> None:
         text = f"{self._name}: {message}"

@@ -13,6 +13,7 @@ from lox._store_writer import Writer
 from ._base import Logger, RunInfo
 
 _MODES = {"new": "x", "resume": "a", "overwrite": "w"}
+REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
 
 
 def mode_of(exists: str, logger: str) -> str:
@@ -69,7 +70,7 @@ class SaveLogger(Logger):
 
     def open(self, run: RunInfo) -> Writer:
         path = self._path / run.name
-        return Writer(create_run(path, self._mode, run.key, run.config))
+        return Writer(create_run(path, self._mode, run.key, run.config, REMEDY))
 
     def write(self, run: Writer, logs: logdict) -> None:
         run.write(logs)

@@ -12,7 +12,7 @@ from lox._errors import StoreError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
-from ._save import mode_of
+from ._save import REMEDY, mode_of
 from ._tables import Array, tables
 
 
@@ -37,8 +37,7 @@ class TextLogger(Logger):
         if self._mode == "x" and path.exists():
             raise StoreError(
                 f"there is a run at {path} already. Choose another place or key, or "
-                'say what to do with it: `exists="resume"` appends, '
-                '`exists="overwrite"` replaces it.'
+                f"say what to do with it: {REMEDY}."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         if run.config:

@@ -1,0 +1,142 @@
+"""From logs to records: which keys share one, and what it looks like."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from ._errors import LoxTypeError
+from ._key import Key, equal
+from ._logdict import logdict
+from ._schema import Column, KeySchema, Schema
+from ._store import describe_tree
+
+
+def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
+    """The rows of logs, for each group of keys that can share a record."""
+    for name, value in logs.items():
+        if not jax.tree.leaves(value):
+            raise LoxTypeError(
+                f"{name!r} is {value!r}, which holds no array, and cannot be saved. "
+                "Leave the key out."
+            )
+    compact = logs.compact()
+    for names in _groups(compact):
+        if not compact._key(names[0]).length():
+            continue
+        stacked = compact._key(names[0]).info.stacked
+        keys = [compact._key(name).stacked() for name in names]
+        outer = [key.outer_lanes() for key in keys]
+        keys = [key.arrays(_time_first) for key in keys]
+        leaves = [jax.tree.leaves(key.value) for key in keys]
+        steps, mask = keys[0].steps, keys[0].mask
+        schema = Schema(
+            keys=tuple(
+                KeySchema(
+                    name,
+                    describe_tree(key.value),
+                    tuple(map(Column.of, arrays)),
+                    count,
+                    key.info.lanes,
+                    key.info.tags,
+                )
+                for name, key, arrays, count in zip(
+                    names, keys, leaves, outer, strict=True
+                )
+            ),
+            steps=tuple((name, Column.of(step)) for name, step in steps.items()),
+            stacked=stacked,
+            mask=None if mask is None else Column.of(mask),
+        )
+        arrays = [leaf for key_leaves in leaves for leaf in key_leaves]
+        yield schema, [*arrays, *steps.values(), *([] if mask is None else [mask])]
+
+
+def _time_first(x: Any, axis: int) -> Any:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return jax.numpy.moveaxis(x, axis, 0)
+    return np.moveaxis(np.asarray(x), axis, 0)
+
+
+def _groups(logs: logdict) -> list[list[str]]:
+    groups: list[tuple[Key, list[str]]] = []
+    for name in logs:
+        key = logs._key(name)
+        for first, names in groups:
+            if _together(first, key):
+                names.append(name)
+                break
+        else:
+            groups.append((key, [name]))
+    return [names for _, names in groups]
+
+
+def _together(first: Key, other: Key) -> bool:
+    return (
+        first.info.stacked == other.info.stacked
+        and first.info.lanes == other.info.lanes
+        and first.outer_lanes() == other.outer_lanes()
+        and first.length() == other.length()
+        and equal(first.steps, other.steps)
+        and (first.mask is other.mask or equal(first.mask, other.mask))
+    )
+
+
+class Plan:
+    """How logs like these were written, so that the next need no second thought.
+
+    Logs that come again and again share the description of their axes, and so are told
+    by its identity.
+    """
+
+    def __init__(self, logs: logdict, segment: Any) -> None:
+        self.segment = segment
+        self._info = logs._info
+        self._names = tuple(logs)
+        self._steps = tuple(logs._steps)
+        self._stacked = logs._key(self._names[0]).info.stacked
+        self._form = self._form_of(self._arrays(logs))
+
+    @staticmethod
+    def serves(logs: logdict) -> bool:
+        return (
+            not logs._mask
+            and len(logs) == len(logs._info)
+            and all(
+                type(value) is np.ndarray
+                and value.dtype.kind in "biufc"
+                and value.dtype.isnative
+                and not hasattr(ml_dtypes, value.dtype.name)
+                for value in logs.values()
+            )
+            and not any(logs._key(name).outer_lanes() for name in logs)
+            and all(name in of for of in logs._steps.values() for name in logs)
+        )
+
+    def fits(self, logs: logdict) -> bool:
+        if logs._info is not self._info or logs._mask:
+            return False
+        for of in logs._steps.values():
+            first = of.get(self._names[0])
+            if first is None or any(of.get(name) is not first for name in self._names):
+                return False
+        if tuple(logs._steps) != self._steps:
+            return False
+        arrays = self._arrays(logs)
+        if self._stacked and len({len(x) for x in arrays}) > 1:
+            return False
+        return self._form_of(arrays) == self._form
+
+    def _arrays(self, logs: logdict) -> list[Any]:
+        first = self._names[0]
+        return [*logs.values(), *[of[first] for of in logs._steps.values()]]
+
+    def _form_of(self, arrays: list[Any]) -> Any:
+        start = int(self._stacked)
+        return [(type(x), x.dtype, x.shape[start:]) for x in arrays]
+
+    def arrays(self, logs: logdict) -> tuple[list[Any], int]:
+        arrays = self._arrays(logs)
+        return arrays, len(arrays[0]) if self._stacked else 1
