@@ -569,3 +569,48 @@ def test_values_that_wait_are_those_that_were_logged():
     logger.may_go_on.set()
     logger.finish(state)
     assert rows(next(iter(logger.runs.values()))) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_values_are_sent_with_their_steps():
+    logger = MemoryLogger()
+
+    @jax.vmap
+    def f(key):
+        state = logger.init(key)
+        logger.log(state, {"x": 1.0, "y": 2.0}, step=3, episode=1)
+
+    f(jax.random.split(jax.random.key(0), 2))
+    jax.effects_barrier()
+    for calls in logger.runs.values():
+        (logs,) = calls
+        assert logs.step["x"] == logs.step["y"] == 3 and logs.episode["x"] == 1
+    with pytest.raises(lox.LoxTypeError, match="has steps of its own.*'step'"):
+        logger.log(logger.init(7), lox.logdict({"x": 1.0}), step=3)
+
+
+def test_many_runs_that_fail_for_one_reason_say_so_once():
+    logger = BrokenLogger()
+    states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 8))
+    with pytest.warns(lox.LoxWarning, match="no network") as seen:
+        jax.vmap(lambda s, x: logger.tap(scanned, s)(x))(states, jnp.arange(8.0))
+        jax.effects_barrier()
+    assert len(seen) == 1
+    logger.finish(states)
+    assert len(lox.runs(".lox/unsent")) == 8
+
+
+def test_a_queue_works_where_no_thread_can_be_started(monkeypatch):
+    """As some versions of Python have it while they exit."""
+    logger = SlowLogger()
+    state = logger.init(0)
+    logger.log(state, {"x": 1.0})
+    logger._wait()
+    logger._runs._queue._worker = None  # it has gone, for want of work
+
+    def refuses(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    logger.log(state, {"x": 2.0})
+    logger.finish(state)
+    assert rows(next(iter(logger.runs.values()))) == [1, 2] and logger.closed

@@ -28,6 +28,6 @@ from ._spool import spool as spool
 from ._tap import tap as tap
 
 # loggers build on all of the above; what they need else is imported when they are made
-from . import loggers as loggers  # isort: skip
+from . import loggers as loggers, neptune as neptune, wandb as wandb  # isort: skip
 
 __version__ = "0.1.0"

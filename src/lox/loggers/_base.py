@@ -112,9 +112,22 @@ class Logger:
         """Ends the runs; all that was logged to them is where it should be then."""
         self._hand_over(_checked(state).words, _Closes)
 
-    def log(self, state: LoggerState, logs: Mapping[str, Any]) -> None:
-        """Sends logs, such as `lox.spool` returns, to the runs of a state."""
-        logs = logs if isinstance(logs, logdict) else logdict(logs)
+    def log(self, state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
+        """Sends logs to the runs of a state.
+
+        Args:
+            state: what `init` gave.
+            logs: logs such as `lox.spool` returns, or values by name.
+            **steps: the step numbers of values that come without: `step=i`.
+        """
+        if isinstance(logs, logdict) and steps:
+            raise LoxTypeError(
+                "a `logdict` has steps of its own; `log` takes "
+                f"{', '.join(map(repr, steps))} for a plain dict."
+            )
+        if not isinstance(logs, logdict):
+            of = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
+            logs = logdict(logs, of)
         if not is_outermost():
             logs = logs._plain()
         self._hand_over((_checked(state).words, logs), _Writes)

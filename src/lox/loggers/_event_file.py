@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-
+from ._histogram import Array, binned
 
 # --- checksums ---------------------------------------------------------------
 
@@ -112,14 +111,10 @@ def histogram(values: Array) -> bytes:
     """A `Summary.Value.histo`. Values that are not finite have no place in it."""
     finite = np.ravel(values).astype(np.float64)
     finite = finite[np.isfinite(finite)]
-    if finite.size:
-        counts, edges = np.histogram(finite, bins=30)
-        low, high = float(finite.min()), float(finite.max())
-    else:
-        counts, edges, low, high = np.zeros(1), np.zeros(2), 0.0, 0.0
+    counts, edges = binned(finite, 30)
     return _message(
-        (1, low),
-        (2, high),
+        (1, float(finite.min(initial=edges[-1]))),
+        (2, float(finite.max(initial=edges[0]))),
         (3, float(finite.size)),
         (4, float(finite.sum())),
         (5, float(np.square(finite).sum())),

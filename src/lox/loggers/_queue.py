@@ -49,10 +49,15 @@ class JobQueue:
             self._settled = False
             if self._worker is None:
                 # as a daemon: a client that hangs must not keep Python from exiting
-                self._worker = threading.Thread(
+                worker = threading.Thread(
                     target=self._work, name=self._name, daemon=True
                 )
-                self._worker.start()
+                try:
+                    worker.start()
+                except RuntimeError:  # it is exiting, where some versions refuse
+                    self._work_here()
+                else:
+                    self._worker = worker
             self._changed.notify_all()
         return True
 
@@ -88,6 +93,14 @@ class JobQueue:
                 return False
             self._changed.wait(left)
         return True
+
+    def _work_here(self) -> None:
+        while self._jobs:
+            job, size = self._jobs.popleft()
+            self._bytes -= size
+            job()
+        self._on_idle()
+        self._settled = True
 
     def _work(self) -> None:
         me = threading.current_thread()

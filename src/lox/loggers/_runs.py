@@ -59,6 +59,7 @@ class OpenRuns:
         self._lock = threading.RLock()
         self._open: dict[Words, _OpenRun] = {}
         self._finished: set[Words] = set()
+        self._failures: set[str] = set()
         # of warnings that the user has made errors, in the worker's thread
         self._error: Warning | None = None
         self._queue: JobQueue | None = None
@@ -210,16 +211,19 @@ class OpenRuns:
             return
         path = UNSENT / f"{self._name}-{run_name(run.words)}"
         message = f"it failed with {error!r}. The program goes on; "
+        known = repr(error) in self._failures
+        self._failures.add(repr(error))
         run.failed = True
         try:
             run.unsent = Writer(create_run(path, "a", run.words))
-            message += f"what it does not take is kept in {str(path)!r} (`lox.load`)."
+            message += f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
         except (LoxError, OSError) as other:
             message += f"what it does not take is lost, since {other}"
         for each in (*run.kept, *logs):
             self._keep(run, each)
         run.kept = []
-        self._warn(run, message)
+        if not known:  # 64 runs that fail for one reason say so once
+            self._warn(run, message)
 
     def _keep(self, run: _OpenRun, logs: logdict) -> None:
         if run.unsent is not None:

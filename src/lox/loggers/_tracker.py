@@ -75,7 +75,7 @@ class Tracker(Logger):
         self._histograms = _patterns(histograms)
         self._images = _patterns(images)
         # what a name turned out to be, which is found out once
-        self._kinds: dict[tuple[str, int, str], str] = {}
+        self._kinds: dict[Any, str] = {}
         # descriptions of logs that are one table of numbers, by their identity: logs
         # that come again and again share theirs
         self._simple: dict[int, Any] = {}
@@ -111,19 +111,20 @@ class Tracker(Logger):
         return table
 
     def _kind(self, name: str, column: Array) -> str:
-        size = math.prod(column.shape[1:])
-        known = self._kinds.get((name, size, column.dtype.kind))
+        form = name, column.shape[1:], column.dtype.kind
+        known = self._kinds.get(form)
         if known is None:
-            known = self._find_kind(name, column, size)
-            self._kinds[name, size, column.dtype.kind] = known
+            known = self._kinds[form] = self._find_kind(name, column)
         return known
 
-    def _find_kind(self, name: str, column: Array, size: int) -> str:
+    def _find_kind(self, name: str, column: Array) -> str:
         if column.dtype.kind in "biuf":
+            if column.ndim == 1:
+                return "scalar"
             for kind in ("histograms", "images"):
                 if any(matches(name, p) for p in getattr(self, f"_{kind}")):
                     return kind
-            if size == 1:
+            if math.prod(column.shape[1:]) == 1:
                 return "scalar"
         what = f"{column.dtype} of shape {column.shape[1:]}"
         self.warn_once(

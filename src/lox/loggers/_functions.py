@@ -1,0 +1,77 @@
+"""`init`, `log` and `finish` of a tracker, as functions: `lox.wandb`, `lox.neptune`.
+
+One logger is behind the functions of a module, so that a state is a plain pytree, which
+goes into a `jit` that was compiled for another run. What a run was begun with is looked
+up when it is opened.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from lox._logdict import logdict
+
+from ._base import Logger, LoggerState, RunInfo, _each, _Opens, words_of
+from ._runs import OpenRuns, Words
+from ._tracker import Tracker
+
+
+class Functions(Logger):
+    """The logger behind the functions: hands each run to a tracker of its own.
+
+    Args:
+        tracker: the class of the trackers, which takes what `init` is given.
+    """
+
+    background = True
+
+    def __init__(self, tracker: type[Tracker]) -> None:
+        super().__init__()
+        self._tracker = tracker
+        # for the runs that are about to be opened
+        self._given: dict[Words, Tracker] = {}
+        self._runs._name = tracker.__name__  # which warnings speak of
+
+    def init(self, key: Any = None, **options: Any) -> LoggerState:
+        # made here, where a package that is missing can be told of
+        tracker = self._tracker(**options)
+        words = words_of(key)
+        self._hand_over(words, lambda runs: _OpensFor(runs, self._given, tracker))
+        return LoggerState(jnp.asarray(words))
+
+    def open(self, run: RunInfo) -> Any:
+        # a state can come from a process that is gone, and its options with it
+        tracker = self._given.pop(run.key, None) or self._tracker()
+        return tracker, tracker.open(dataclasses.replace(run, config=tracker.config))
+
+    def write(self, run: Any, logs: logdict) -> None:
+        tracker, opened = run
+        tracker.write(opened, logs)
+
+    def close(self, run: Any) -> None:
+        tracker, opened = run
+        tracker.close(opened)
+
+
+class _OpensFor(_Opens):
+    """Opens runs for one tracker."""
+
+    def __init__(
+        self, runs: OpenRuns, given: dict[Words, Tracker], tracker: Tracker
+    ) -> None:
+        super().__init__(runs)
+        self._given, self._tracker = given, tracker
+
+    def take(self, payload: Any) -> None:
+        for words in _each(payload):
+            if words not in self._runs._open:  # which `open` is about to refuse
+                self._given[words] = self._tracker
+            self._runs.open(words)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _OpensFor) and other._tracker is self._tracker
+        return same and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), id(self._tracker)))
