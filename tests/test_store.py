@@ -350,3 +350,23 @@ def test_tags_come_back(tmp_path):
     lox.save(lox.log({"c": 9.0}, tags="late", step=9), tmp_path / "run")
     found = lox.load(tmp_path / "run")
     assert found.tags["c"] == ("late",) and found["c"].tolist() == [1, 2, 3, 1, 9]
+
+
+def test_logs_that_look_alike_are_told_apart(tmp_path):
+    """Those that share the description of their axes are written without a thought."""
+    logs = lox.logdict({"a": np.arange(2)}, {"s": {"a": np.array([1, 2])}}, [*"a"])
+    lox.save(logs, tmp_path / "run")
+    lox.save(logs, tmp_path / "run")
+    other = logs.copy()
+    other._steps = {"t": {"a": np.array([5, 6])}, **logs._steps}
+    with pytest.raises(lox.LoxError):
+        lox.save(other, tmp_path / "run")
+        lox.load(tmp_path / "run")
+    two = lox.logdict({"a": np.arange(2)}, {"s": logs.s, "t": logs.s}, [*"a"])
+    lox.save(two, tmp_path / "two")
+    turned = two.copy()
+    turned._steps = {"t": {"a": np.array([7, 8])}, "s": {"a": np.array([5, 6])}}
+    lox.save(turned, tmp_path / "two")
+    found = lox.load(tmp_path / "two")
+    assert found.s["a"].tolist() == [1, 2, 5, 6]
+    assert found.t["a"].tolist() == [1, 2, 7, 8]

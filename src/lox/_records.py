@@ -96,8 +96,10 @@ class Plan:
         self._info = logs._info
         self._names = tuple(logs)
         self._steps = tuple(logs._steps)
-        self._stacked = logs._key(self._names[0]).info.stacked
-        self._form = self._form_of(self._arrays(logs))
+        self.stacked = logs._key(self._names[0]).info.stacked
+        steps = [of[self._names[0]] for of in logs._steps.values()]
+        start = int(self.stacked)
+        self._form = [(x.dtype, x.shape[start:]) for x in (*logs.values(), *steps)]
 
     @staticmethod
     def serves(logs: logdict) -> bool:
@@ -115,28 +117,25 @@ class Plan:
             and all(name in of for of in logs._steps.values() for name in logs)
         )
 
-    def fits(self, logs: logdict) -> bool:
+    def arrays(self, logs: logdict) -> list[Any] | None:
+        """What to write of logs like these; None if they are not."""
         if logs._info is not self._info or logs._mask:
-            return False
+            return None
+        if tuple(logs) != self._names or tuple(logs._steps) != self._steps:
+            return None
+        first, *others = self._names
+        arrays = list(logs.values())
         for of in logs._steps.values():
-            first = of.get(self._names[0])
-            if first is None or any(of.get(name) is not first for name in self._names):
-                return False
-        if tuple(logs._steps) != self._steps:
-            return False
-        arrays = self._arrays(logs)
-        if self._stacked and len({len(x) for x in arrays}) > 1:
-            return False
-        return self._form_of(arrays) == self._form
-
-    def _arrays(self, logs: logdict) -> list[Any]:
-        first = self._names[0]
-        return [*logs.values(), *[of[first] for of in logs._steps.values()]]
-
-    def _form_of(self, arrays: list[Any]) -> Any:
-        start = int(self._stacked)
-        return [(type(x), x.dtype, x.shape[start:]) for x in arrays]
-
-    def arrays(self, logs: logdict) -> tuple[list[Any], int]:
-        arrays = self._arrays(logs)
-        return arrays, len(arrays[0]) if self._stacked else 1
+            step = of.get(first)
+            if any(of.get(other) is not step for other in others):
+                return None
+            arrays.append(step)
+        length = arrays[0].shape[:1] if self.stacked else ()
+        for array, (dtype, shape) in zip(arrays, self._form, strict=True):
+            if (
+                type(array) is not np.ndarray
+                or array.dtype != dtype
+                or array.shape != length + shape
+            ):
+                return None
+        return arrays

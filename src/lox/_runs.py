@@ -38,8 +38,8 @@ def with_run(
             f"logger's state is one of {own} runs. Make a run for each lane, by "
             "`jax.vmap(logger.init)(keys)`, or one for all."
         )
-    rows = jnp.shape(leaf)[event.lanes : event.lanes + 1] if event.buffered else ()
-    shape = (*lanes, *rows)
+    # the rows of a buffer share it, so that one for all of them is enough
+    shape = (*lanes, 1) if event.buffered else lanes
     for i in range(jnp.shape(words)[-1]):
         word = words[..., i]
         word = jnp.reshape(word, own + (1,) * (len(shape) - len(own)))

@@ -146,11 +146,13 @@ class Writer:
         """Writes all rows. When it returns, the system has them (see `sync`)."""
         with self._lock:
             plan = self._plans.get(id(logs._info))
-            if plan is not None and plan.segment.sound and plan.fits(logs):
-                arrays, length = plan.arrays(logs)
-                if length:
-                    plan.segment.append_plain(arrays, length, self._take(length))
-                return
+            if plan is not None and plan.segment.sound:
+                plain = plan.arrays(logs)
+                if plain is not None:
+                    length = len(plain[0]) if plan.stacked else 1
+                    if length:
+                        plan.segment.append_plain(plain, length, self._take(length))
+                    return
             segments = []
             for schema, arrays in records_of(logs):
                 segment = self._segment(schema)
