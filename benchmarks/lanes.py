@@ -1,5 +1,6 @@
-"""`lox.tap` under `vmap`: one call of the host an event, however many lanes."""
+"""`lox.tap` and loggers under `vmap`: one call of the host an event, however many lanes."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -10,6 +11,7 @@ from jax import lax
 from jax.interpreters import mlir
 
 import lox
+import lox.loggers
 
 from .figure import Figure
 
@@ -27,6 +29,15 @@ def figures() -> Iterator[Figure]:
         f"host calls an event, tap(vmap(f)) over {_LANES} lanes",
         _host_calls(lox.tap(jax.vmap(_logs), callback=_ignore)) / _EVENTS,
         1,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        logger = lox.loggers.SaveLogger(directory)
+        states = jax.vmap(logger.init)(jax.vmap(jax.random.key)(jnp.arange(_LANES)))
+        saved = jax.vmap(lambda state, x: logger.tap(_logs, state)(x))
+        calls = _host_calls(lambda xs: saved(states, xs))
+        logger.finish(states)
+    yield Figure(
+        f"host calls an event, `SaveLogger.tap` over {_LANES} lanes", calls / _EVENTS, 1
     )
 
 

@@ -131,9 +131,12 @@ def test_arrays_are_shown_when_they_are_asked_for(tmp_path):
     logger.log(state, {"image": (pixels[..., 0] * 255).astype(np.uint8)})
     with pytest.warns(lox.LoxWarning, match="leaves out 'w'.*`histograms='w'`"):
         logger.log(state, {"w": values})
+    with pytest.warns(lox.LoxWarning, match=r"leaves out 'image'.*not \(3,\)"):
+        logger.log(state, {"image": np.ones(3), "h": np.full(3, 1e30)})
     logger.finish(state)
     found = read(next(tmp_path.iterdir()))
-    first, second = found.Histograms("h")
+    first, second, third = found.Histograms("h")
+    assert third.histogram_value.num == sum(third.histogram_value.bucket) == 3
     shown = first.histogram_value
     assert (shown.num, shown.min, shown.max) == (1000, values.min(), values.max())
     assert shown.sum == pytest.approx(values.sum())

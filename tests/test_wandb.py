@@ -334,7 +334,7 @@ def test_arrays_are_left_out_unless_asked_for():
     texts = sorted(str(warning.message) for warning in seen)
     assert len(texts) == 2 and all("leaves out" in text for text in texts)
     assert "'array'" in texts[0] and "histograms='array'" in texts[0]
-    assert "'flat': an image has the shape" in texts[1]
+    assert "'flat', which is asked for as an image" in texts[1]
     assert written_rows() == [{"x": 1.0}] * 2
 
 

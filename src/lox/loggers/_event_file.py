@@ -134,11 +134,6 @@ def as_bytes(pixels: Array) -> Array:
     """An image of height, width and channels, whose numbers are bytes."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 2, 3, 4):
-        raise ValueError(
-            f"an image has the shape (height, width) or (height, width, channels), "
-            f"not {pixels.shape}"
-        )
     if pixels.dtype.kind == "f":  # from 0 to 1
         pixels = np.nan_to_num(np.clip(pixels, 0, 1)) * 255 + 0.5
     elif pixels.dtype.kind == "b":

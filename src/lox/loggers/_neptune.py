@@ -138,11 +138,7 @@ class NeptuneLogger(Tracker):
             texts = [_histogram_text(values) for values in column]
             run.series("text", name).extend(texts, steps=steps)
         for name, column in table.images.items():
-            try:
-                files = [self._image(pixels) for pixels in column]
-            except ValueError as error:
-                self.warn_once(f"{type(self).__name__} leaves out {name!r}: {error}.")
-                continue
+            files = [self._picture(pixels) for pixels in column]
             run.series("image", name).extend(files, steps=steps)
         for name, column in table.steps.items():
             if drawn_over is not None and name != drawn_over[0]:
@@ -163,7 +159,7 @@ class NeptuneLogger(Tracker):
                     name, values = f"{name}_not_finite", [str(x) for x in values]
                 run.series(kind, name).extend(values, steps=at)
 
-    def _image(self, pixels: Array) -> Any:
+    def _picture(self, pixels: Array) -> Any:
         return self._types.File.from_content(png(as_bytes(pixels)), extension="png")
 
 

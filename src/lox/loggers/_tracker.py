@@ -121,15 +121,26 @@ class Tracker(Logger):
         if column.dtype.kind in "biuf":
             if column.ndim == 1:
                 return "scalar"
-            for kind in ("histograms", "images"):
-                if any(matches(name, p) for p in getattr(self, f"_{kind}")):
-                    return kind
+            if any(matches(name, pattern) for pattern in self._histograms):
+                return "histograms"
+            if any(matches(name, pattern) for pattern in self._images):
+                return self._image(name, column.shape[1:])
             if math.prod(column.shape[1:]) == 1:
                 return "scalar"
         what = f"{column.dtype} of shape {column.shape[1:]}"
         self.warn_once(
             f"{type(self).__name__} leaves out {name!r}, which is {what}: it draws "
             f"real numbers. {self._remedy(name)}"
+        )
+        return "other"
+
+    def _image(self, name: str, shape: tuple[int, ...]) -> str:
+        if len(shape) == 2 or (len(shape) == 3 and 1 <= shape[2] <= 4):
+            return "images"
+        self.warn_once(
+            f"{type(self).__name__} leaves out {name!r}, which is asked for as an "
+            "image: one has the shape (height, width) or (height, width, channels), "
+            f"not {shape}."
         )
         return "other"
 

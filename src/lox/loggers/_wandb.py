@@ -138,13 +138,10 @@ class WandbLogger(Tracker):
                 wandb.Histogram(np_histogram=binned(values, _BINS)) for values in column
             ]
         for name, column in table.images.items():
-            try:
-                columns[name] = [self._image(pixels) for pixels in column]
-            except ValueError as error:
-                self.warn_once(f"{type(self).__name__} leaves out {name!r}: {error}.")
+            columns[name] = [self._picture(pixels) for pixels in column]
         return columns
 
-    def _image(self, pixels: Array) -> Any:
+    def _picture(self, pixels: Array) -> Any:
         # as a picture, since W&B drops the axes of arrays that have length 1
         pixels = as_bytes(pixels)
         picture = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
