@@ -1,4 +1,4 @@
-"""`lox.tap` and loggers under `vmap`: one call of the host an event, however many lanes."""
+"""`tap` and loggers under `vmap`: one call of the host an event, for all lanes."""
 
 import tempfile
 from collections.abc import Callable, Iterator

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 Job = partial[None]
+Jobs = collections.deque[tuple[Job, int]]
 
 _MOST_JOBS = 10_000
 _MOST_BYTES = 64 << 20
@@ -31,9 +32,12 @@ class JobQueue:
         self._patience = patience
         self._on_idle = on_idle
         self._changed = threading.Condition()
-        self._jobs: collections.deque[tuple[Job, int]] = collections.deque()
-        self._bytes = 0
-        self._done = 0
+        self._jobs: Jobs = collections.deque()
+        # what the worker has taken; the first one stays until it is done: it may hang
+        self._taken: Jobs = collections.deque()
+        self._bytes_put = self._bytes_done = self._done = 0
+        # who wants to hear of every job that is done
+        self._waiting = 0
         # whether the worker has seen that there is nothing left
         self._settled = True
         # the thread that works, until there is nothing to do or it is given up
@@ -42,23 +46,16 @@ class JobQueue:
     def put(self, job: Job, size: int) -> bool:
         """Adds a job, once there is room; False if that takes too long."""
         with self._changed:
-            if not self._wait(self._has_room):
+            if not self._has_room() and not self._wait(self._has_room):
                 return False
             self._jobs.append((job, size))
-            self._bytes += size
-            self._settled = False
+            self._bytes_put += size
             if self._worker is None:
-                # as a daemon: a client that hangs must not keep Python from exiting
-                worker = threading.Thread(
-                    target=self._work, name=self._name, daemon=True
-                )
-                try:
-                    worker.start()
-                except RuntimeError:  # it is exiting, where some versions refuse
-                    self._work_here()
-                else:
-                    self._worker = worker
-            self._changed.notify_all()
+                self._settled = False
+                self._start()
+            elif self._settled:  # it sleeps; else it will see the job by itself
+                self._settled = False
+                self._changed.notify_all()
         return True
 
     def join(self) -> bool:
@@ -69,43 +66,56 @@ class JobQueue:
     def give_up(self) -> list[Job]:
         """Leaves the worker alone, and gives the jobs that it has not done."""
         with self._changed:
-            left = [job for job, _ in self._jobs]
-            self._jobs.clear()
-            self._bytes = 0
+            left = [job for job, _ in (*self._taken, *self._jobs)]
+            self._taken, self._jobs = collections.deque(), collections.deque()
+            self._bytes_done = self._bytes_put
             self._worker = None
             self._settled = True
             self._changed.notify_all()
         return left
 
     def _has_room(self) -> bool:
+        waiting = len(self._jobs) + len(self._taken)
         # a job that is larger than the whole queue has it for itself
-        few = len(self._jobs) < _MOST_JOBS
-        return not self._jobs or (few and self._bytes < _MOST_BYTES)
+        few = self._bytes_put - self._bytes_done < _MOST_BYTES
+        return not waiting or (few and waiting < _MOST_JOBS)
 
     def _wait(self, until: Callable[[], bool]) -> bool:
         """Waits, as long as jobs get done."""
         done, since = self._done, time.monotonic()
-        while not until():
-            if self._done != done:
-                done, since = self._done, time.monotonic()
-            left = since + self._patience - time.monotonic()
-            if left <= 0:
-                return False
-            self._changed.wait(left)
+        self._waiting += 1
+        try:
+            while not until():
+                if self._done != done:
+                    done, since = self._done, time.monotonic()
+                left = since + self._patience - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 1.0))
+        finally:
+            self._waiting -= 1
         return True
 
-    def _work_here(self) -> None:
-        while self._jobs:
-            job, size = self._jobs.popleft()
-            self._bytes -= size
-            job()
-        self._on_idle()
-        self._settled = True
+    def _start(self) -> None:
+        # as a daemon: a client that hangs must not keep Python from exiting
+        worker = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._worker = worker
+        try:
+            worker.start()
+        except RuntimeError:  # it is exiting, where some versions refuse
+            self._worker = None
+            while self._jobs:
+                self._jobs.popleft()[0]()
+            self._on_idle()
+            self._bytes_done = self._bytes_put
+            self._settled = True
 
     def _work(self) -> None:
         me = threading.current_thread()
         while True:
             with self._changed:
+                if self._worker is not me:
+                    return
                 if self._settled and not self._changed.wait_for(
                     lambda: not self._settled or self._worker is not me, _LINGERS
                 ):
@@ -113,18 +123,27 @@ class JobQueue:
                     return
                 if self._worker is not me:
                     return
-                # the job stays in its place until it is done: it may hang
-                job = self._jobs[0][0] if self._jobs else None
-            if job is None:
-                self._on_idle()
+                taken, self._jobs = self._jobs, collections.deque()
+                self._taken = taken
+            if taken:
+                self._run(taken, me)
             else:
-                job()
-            with self._changed:
-                if self._worker is not me:
-                    return
-                self._done += 1
-                if job is not None:
-                    self._bytes -= self._jobs.popleft()[1]
-                elif not self._jobs:
-                    self._settled = True
-                self._changed.notify_all()
+                self._on_idle()
+                with self._changed:
+                    if self._worker is me and not self._jobs:
+                        self._settled = True
+                        self._changed.notify_all()
+
+    def _run(self, taken: Jobs, me: threading.Thread) -> None:
+        """Without the lock, which those who put would wait for."""
+        while taken:
+            job, size = taken[0]
+            job()
+            if self._worker is not me:  # it was given up, and its jobs with it
+                return
+            taken.popleft()
+            self._bytes_done += size
+            self._done += 1
+            if self._waiting:
+                with self._changed:
+                    self._changed.notify_all()

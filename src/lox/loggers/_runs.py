@@ -250,7 +250,11 @@ class OpenRuns:
 
 
 def _size(logs: logdict) -> int:
-    return sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(logs))
+    size = 0
+    for value in logs.values():
+        leaves = (value,) if hasattr(value, "nbytes") else jax.tree.leaves(value)
+        size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
+    return size
 
 
 # A run that is open keeps its logger alive, until it is finished or Python exits.
