@@ -283,7 +283,7 @@ def test_the_service_that_is_gone_costs_no_rows():
         state = lox.neptune.init(7, mode="sync", project="me/tests")
         lox.neptune.log(state, {"x": 3.0}, step=1)
         lox.neptune.finish(state)
-    logs = lox.load(".lox/unsent/NeptuneLogger-00000000-00000007")
+    logs = lox.load(".lox/unsent")
     assert logs["x"].item() == 3 and logs.step["x"].item() == 1
 
 

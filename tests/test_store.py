@@ -277,8 +277,31 @@ def test_a_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
 
 def test_one_key_in_two_shapes_is_explained(tmp_path):
     lox.save({"x": 1.0}, tmp_path / "run")
-    lox.save({"x": jnp.ones(3)}, tmp_path / "run")
+    with pytest.raises(
+        lox.ShapeError, match=r"'x' was saved with the shape \(\).*\(3,\)"
+    ):
+        lox.save({"x": jnp.ones(3)}, tmp_path / "run")
+    with pytest.raises(lox.ShapeError, match=r"steps: none\).*steps: step\)"):
+        lox.save(lox.logdict({"x": 1.0}, {"step": {"x": 1}}), tmp_path / "run")
+    assert lox.load(tmp_path / "run") == {"x": 1.0}
+    # of another process, it is found when it is loaded
+    lox._saving._writers.close()
+    lox.save({"x": jnp.ones(3), "y": 2.0}, tmp_path / "run")
     with pytest.raises(lox.StoreError, match=r"'x' was written in two forms"):
+        lox.load(tmp_path / "run")
+    assert lox.load(tmp_path / "run", "y") == {"y": 2.0}
+
+
+def test_numbers_of_several_dtypes_come_back_as_they_were(tmp_path):
+    for i, x in enumerate((jnp.float32(0.1), np.float64(0.1), 3, 2**40, np.nan)):
+        lox.save(lox.logdict({"x": x}, {"step": {"x": i}}), tmp_path / "run")
+    found = lox.load(tmp_path / "run")["x"]
+    expected = [float(np.float32(0.1)), 0.1, 3.0, 2.0**40, np.nan]
+    np.testing.assert_array_equal(found, expected, strict=True)
+    lox.save(lox.logdict({"x": 2**60 + 1}, {"step": {"x": 9}}), tmp_path / "run")
+    with pytest.raises(
+        lox.StoreError, match="int32, int64, which no dtype"
+    ):
         lox.load(tmp_path / "run")
 
 

@@ -565,7 +565,7 @@ def test_it_never_asks_for_an_api_key():
     assert run.stdout == "done\n" and run.returncode == 0
     assert said.count("LoxWarning: WandbLogger: it failed") == 1
     assert "no API key" in said and "Enter your choice" not in said
-    logs = lox.load(".lox/unsent/WandbLogger-00000000-00000007")
+    logs = lox.load(".lox/unsent")
     assert logs["x"].tolist() == logs.step["x"].tolist() == [0, 1, 2]
 
 

@@ -7,6 +7,7 @@ the function that needs it says what is lost without it.
 
 import copy
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -345,6 +346,10 @@ def partly_manual() -> bool:
     return bool(manual) and manual != set(mesh.axis_names)
 
 
+def in_shard_map() -> bool:
+    return bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+
+
 def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
 
@@ -546,6 +551,22 @@ def wait_for_callbacks() -> None:
         jax.effects_barrier()
     finally:
         _quietly.waiting = False
+
+
+def called_by_jax() -> bool:
+    """Whether a function of JAX's is among those that called us: as in a callback.
+
+    Waiting for callbacks, one would wait there for oneself.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
 
 
 # Whether no transformation of JAX's is under way around a call. Every call asks, so it

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from . import _compat, _custom_rules, _reduce, _rules  # noqa: F401  (registers them)
 from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Operands, Selection, Source
-from ._host import CallbackSink
+from ._host import CallbackSink, callback_errors
 from ._key import all_tags
 from ._primitive import log_p
 from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
@@ -279,3 +279,18 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
             )
         )
     return Streams(streams, options.selection)
+
+
+def finished(run: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a program that delivers, and waits for the callbacks, which may raise."""
+    try:
+        out = run(*args, **kwargs)[0]
+        _compat.wait_for_callbacks()
+    except jax.errors.JaxRuntimeError as error:
+        # Ctrl-C that came between JAX and a callback is one still
+        if "KeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        callback_errors.raise_of(run.sink)
+    return out

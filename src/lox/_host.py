@@ -43,7 +43,7 @@ class CallbackErrors:
         """Raises what was kept, whoever's it is: at a barrier."""
         self._raise(lambda sink: True)
 
-    def raise_of(self, sink: "CallbackSink") -> None:
+    def raise_of(self, sink: object) -> None:
         """Raises what the callback of one sink raised."""
         self._raise(lambda other: other is sink)
 

@@ -309,7 +309,10 @@ def _module(array: Any) -> Any:
 
 def _with_time(array: Any, axis: int) -> Any:
     if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
-        array = np.asarray(array, jnp.result_type(array))
+        try:
+            array = np.asarray(array, jnp.result_type(array))
+        except OverflowError:  # which JAX would not
+            array = np.asarray(array)
     return _module(array).expand_dims(array, axis)
 
 

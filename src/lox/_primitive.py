@@ -68,8 +68,7 @@ def _impl(*operands: Any, event: Event) -> list[Any]:
         real = operands[: len(operands) - event.anchors]
         sink = event.sink or default_sink
         sink.receiver(event)(*map(to_host, real))
-        if event.sink is None:
-            callback_errors.raise_of(default_sink)
+        callback_errors.raise_of(sink)
     return []
 
 

@@ -174,6 +174,13 @@ class Schema:
         mask = [] if self.mask is None else [self.mask]
         return [*values, *(column for _, column in self.steps), *mask]
 
+    def form(self, key: KeySchema) -> str:
+        """What all rows of a key must have in common."""
+        shapes = ", ".join(str(column.shape) for column in key.columns)
+        steps = ", ".join(sorted(name for name, _ in self.steps)) or "none"
+        lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
+        return f"the shape {shapes} (structure {key.tree}{lanes}; steps: {steps})"
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the records."""

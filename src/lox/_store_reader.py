@@ -270,7 +270,8 @@ def _joined(name: str, parts: list[_Part]) -> Key:
         if _form(other) != _form(first):
             raise StoreError(
                 f"{name!r} was written in two forms: {_form(first)} in "
-                f"{first.segment} and {_form(other)} in {other.segment}."
+                f"{first.segment} and {_form(other)} in {other.segment}. Load the "
+                "other keys by their names."
             )
     leaves = [part.leaves() for part in parts]
     steps = [part.steps() for part in parts]
@@ -287,7 +288,7 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     def join(arrays: Sequence[Any]) -> Any:
         if order is None:
             return arrays[0]
-        return _module(arrays[0]).concatenate(arrays)[order]
+        return _module(arrays[0]).concatenate(_promoted(name, arrays))[order]
 
     stacked = count > 1 or first.segment.schema.stacked
     outer, lanes = first.key.outer, first.key.lanes
@@ -322,8 +323,34 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     return key
 
 
+def _promoted(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
+    """Arrays of one dtype, in which each number is what it was.
+
+    A Python number that was logged outside of a program has more bits than JAX's own.
+    """
+    if len({array.dtype for array in arrays}) == 1:
+        return arrays
+    dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
+    try:
+        common = np.result_type(*(array.dtype for array in arrays))
+        promoted = [array.astype(common) for array in arrays]
+    except TypeError:
+        promoted = []
+    for old, new in zip(arrays, promoted, strict=False):
+        if not np.array_equal(
+            new.astype(old.dtype), old, equal_nan=old.dtype.kind == "f"
+        ):
+            promoted = []
+    if not promoted:
+        raise StoreError(
+            f"{name!r} was written as {dtypes}, which no dtype holds together. Load "
+            "the other keys by their names."
+        )
+    return promoted
+
+
 def _form(part: _Part) -> Any:
-    columns = [(c.dtype, c.shape, c.impl) for c in part.key.columns]
+    columns = [(c.shape, c.impl) for c in part.key.columns]
     steps = sorted((name, c.shape) for name, c in part.segment.schema.steps)
     return part.key.tree, columns, part.key.outer, part.key.lanes, steps
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._errors import StoreError
+from ._errors import ShapeError, StoreError
 from ._logdict import logdict
 from ._records import Plan, records_of
 from ._schema import Schema
@@ -137,6 +137,7 @@ class Writer:
         except OSError as error:
             raise StoreError(f"cannot write to the run at {run}: {error}.") from error
         self._segments: dict[Schema, _SegmentWriter] = {}
+        self._forms: dict[str, str] = {}
         self._begun = 0
         self._plans: dict[int, Plan] = {}
         self._number = 0
@@ -175,6 +176,8 @@ class Writer:
             return found
         if found is not None:
             found.close()
+        else:
+            self._check(schema)
         while True:
             path = self._directory / f"{self._begun:04d}"
             self._begun += 1
@@ -182,6 +185,18 @@ class Writer:
             with contextlib.suppress(FileExistsError):
                 segment = self._segments[schema] = _SegmentWriter(path, schema)
                 return segment
+
+    def _check(self, schema: Schema) -> None:
+        """Refuses rows that could not be loaded together with those before."""
+        forms = {key.name: schema.form(key) for key in schema.keys}
+        for name, form in forms.items():
+            before = self._forms.get(name, form)
+            if form != before:
+                raise ShapeError(
+                    f"{name!r} was saved with {before}, and is now to be saved with "
+                    f"{form}. Give it the same in every row, or another name."
+                )
+        self._forms |= forms
 
     def sync(self) -> None:
         """Makes sure that what was written survives a crash of the whole machine."""

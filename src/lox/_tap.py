@@ -4,10 +4,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from . import _compat
-from ._deliver import Options, deliver
+from ._deliver import Options, deliver, finished
 from ._errors import LoxTypeError
-from ._host import CallbackSink, callback_errors
+from ._host import CallbackSink
 from ._logdict import logdict
 from ._settings import default_handler
 from ._take import is_outermost, warn_unmatched
@@ -214,9 +213,9 @@ def tap(
             return form(("inside", receive), False, own_sink)(*args, **kwargs)[0]
         shared = form("outermost", True, lambda: _SwitchSink(batched))
         if not shared.sink.acquire(receive):
-            return _finished(form(("own", receive), True, own_sink), args, kwargs)
+            return finished(form(("own", receive), True, own_sink), args, kwargs)
         try:
-            return _finished(shared, args, kwargs)
+            return finished(shared, args, kwargs)
         finally:
             shared.sink.release()
 
@@ -229,13 +228,3 @@ class _Tap(Transformed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._forms(*args, **kwargs)
-
-
-def _finished(run: Any, args: Any, kwargs: Any) -> Any:
-    """Calls, and waits for the callbacks, which may raise."""
-    try:
-        out = run(*args, **kwargs)[0]
-        _compat.wait_for_callbacks()
-    finally:
-        callback_errors.raise_of(run.sink)
-    return out

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lox import _compat
-from lox._deliver import Options, deliver
-from lox._errors import LoxTypeError, LoxValueError
+from lox._deliver import Options, deliver, finished
+from lox._errors import LoxTypeError
 from lox._events import Event, user_source
-from lox._host import CallbackSink, callback_errors
+from lox._host import CallbackSink
+from lox._log import arrays_of
 from lox._logdict import logdict
 from lox._primitive import log_p
 from lox._runs import take_run
@@ -26,7 +27,9 @@ from lox._spool import spool
 from lox._take import is_outermost, warn_unmatched
 from lox._transform import Static, Transformed, check_callable, compiled
 
+from ._config import plain_config
 from ._runs import OpenRuns, Words
+from ._sinks import Closes, Opens, RunSink, Writes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,9 +78,11 @@ class Logger:
 
     background = False
     patience = 120.0
+    # whether some program may log without order, so that rows may come after `finish`
+    _unordered = False
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.config = dict(config or {})
+        self.config = plain_config(config or {})
 
     # --- what a backend says ---------------------------------------------------------
 
@@ -105,12 +110,12 @@ class Logger:
                 default, outside of JAX's transformations, a random one.
         """
         words = words_of(key)
-        self._hand_over(words, _Opens)
-        return LoggerState(jnp.asarray(words))
+        self._hand_over(words, Opens)
+        return LoggerState(jnp.array(words))
 
     def finish(self, state: LoggerState) -> None:
         """Ends the runs; all that was logged to them is where it should be then."""
-        self._hand_over(_checked(state).words, _Closes)
+        self._hand_over(_checked(state).words, Closes)
 
     def log(self, state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
         """Sends logs to the runs of a state.
@@ -125,17 +130,30 @@ class Logger:
                 "a `logdict` has steps of its own; `log` takes "
                 f"{', '.join(map(repr, steps))} for a plain dict."
             )
+        for key, value in logs.items():
+            leaves = jax.tree.leaves(value)
+            if not leaves or not all(map(_is_array, leaves)):
+                call = f"`{type(self).__name__}.log` at {user_source()}"
+                arrays_of(value, key, call)  # which says what is wrong
         if not isinstance(logs, logdict):
             of = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
             logs = logdict(logs, of)
         if not is_outermost():
             logs = logs._plain()
-        self._hand_over((_checked(state).words, logs), _Writes)
+        self._hand_over((_checked(state).words, logs), Writes)
 
-    def _hand_over(self, payload: Any, sink: "Callable[[OpenRuns], _Sink]") -> None:
-        receiver = sink(self._runs)
+    def _hand_over(
+        self, payload: Any, sink: Callable[[OpenRuns, bool], RunSink]
+    ) -> None:
+        receiver = sink(self._runs, _compat.in_shard_map())
         if is_outermost():
-            receiver.take(jax.tree.map(_to_host, payload))
+            payload = jax.tree.map(_to_host, payload)
+            in_callback = _compat.called_by_jax()
+            if not in_callback:
+                # what programs that still run have logged comes before it
+                _compat.wait_for_callbacks()
+                self._runs.close_ending()
+            receiver.take(payload, late=in_callback)
             return
         leaves, tree = jax.tree.flatten(payload)
         event = Event(
@@ -228,6 +246,8 @@ class Logger:
         )
         static = Static.of(fun, static_argnums, static_argnames)
         runs = self._runs
+        if not ordered:
+            self._unordered = True
 
         def form(outermost: bool) -> Any:
             def build() -> tuple[Any, CallbackSink]:
@@ -244,15 +264,9 @@ class Logger:
             return compiled(fun, key, build, static, wrap=_with_words)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not is_outermost():
-                return form(False)(words, *args, **kwargs)[0]
-            run = form(True)
-            try:
-                result = run(words, *args, **kwargs)[0]
-                _compat.wait_for_callbacks()
-            finally:
-                callback_errors.raise_of(run.sink)
-            return result
+            if is_outermost():
+                return finished(form(True), (words, *args), kwargs)
+            return form(False)(words, *args, **kwargs)[0]
 
         return _Logged(fun, call)
 
@@ -260,9 +274,8 @@ class Logger:
     def _runs(self) -> OpenRuns:
         # not in `__init__`, which a backend may forget to call
         found = self.__dict__.get("_open_runs")
-        if found is None:
-            found = self.__dict__["_open_runs"] = OpenRuns(self)
-        return found
+        # of two threads at once, one makes it
+        return found or self.__dict__.setdefault("_open_runs", OpenRuns(self))
 
     def _keeps_back(self) -> bool:
         return type(self).flush is not Logger.flush
@@ -312,66 +325,14 @@ def _checked(state: Any) -> LoggerState:
     return state
 
 
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray | np.generic):
+        return x.dtype.kind not in "OSUMm"
+    return isinstance(x, jax.Array | bool | int | float | complex)
+
+
 def _to_host(x: Any) -> Any:
     if isinstance(x, np.ndarray) and x.flags.writeable:
         return x.copy()  # it may wait in a queue while its owner changes it
     is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
     return x if is_key else np.asarray(x)
-
-
-# --- from a program ----------------------------------------------------------
-
-
-class _Sink(CallbackSink):
-    """Takes what a program hands over, a lane at a time."""
-
-    def __init__(self, runs: OpenRuns) -> None:
-        super().__init__(lambda logs: self.take(logs["payload"]))
-        self._runs = runs
-
-    def take(self, payload: Any) -> None:
-        raise NotImplementedError
-
-    # the same program is compiled once, however often it is traced
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other._runs is self._runs
-
-    def __hash__(self) -> int:
-        return hash((type(self), id(self._runs)))
-
-
-class _Opens(_Sink):
-    def take(self, payload: Any) -> None:
-        for words in _each(payload):
-            self._runs.open(words)
-
-
-class _Closes(_Sink):
-    def take(self, payload: Any) -> None:
-        for words in _each(payload):
-            self._runs.close(words)
-        self._runs.logger._wait()
-
-
-class _Writes(_Sink):
-    def take(self, payload: Any) -> None:
-        self._write(*payload)
-
-    def _write(self, words: Any, logs: logdict) -> None:
-        if np.ndim(words) == 1:
-            happened = logs.compact()
-            if happened:
-                self._runs.write(tuple(map(int, words)), happened)
-            return
-        lanes = logs.lanes()
-        if len(lanes) != len(words):
-            raise LoxValueError(
-                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs."
-            )
-        for one, lane in zip(words, lanes, strict=True):
-            self._write(one, lane)
-
-
-def _each(words: Any) -> list[Words]:
-    flat = np.reshape(words, (-1, np.shape(words)[-1]))
-    return [tuple(map(int, one)) for one in flat]

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from lox._logdict import logdict
 
-from ._base import Logger, LoggerState, RunInfo, _each, _Opens, words_of
+from ._base import Logger, LoggerState, RunInfo, words_of
 from ._runs import OpenRuns, Words
+from ._sinks import Opens
 from ._tracker import Tracker
 
 
@@ -31,14 +32,18 @@ class Functions(Logger):
         self._tracker = tracker
         # for the runs that are about to be opened
         self._given: dict[Words, Tracker] = {}
-        self._runs._name = tracker.__name__  # which warnings speak of
+        self._runs.name = tracker.__name__  # which warnings speak of
 
     def init(self, key: Any = None, **options: Any) -> LoggerState:
         # made here, where a package that is missing can be told of
         tracker = self._tracker(**options)
         words = words_of(key)
-        self._hand_over(words, lambda runs: _OpensFor(runs, self._given, tracker))
-        return LoggerState(jnp.asarray(words))
+
+        def opens(runs: OpenRuns, shared: bool) -> "_OpensFor":
+            return _OpensFor(runs, shared, self._given, tracker)
+
+        self._hand_over(words, opens)
+        return LoggerState(jnp.array(words))
 
     def open(self, run: RunInfo) -> Any:
         # a state can come from a process that is gone, and its options with it
@@ -54,20 +59,23 @@ class Functions(Logger):
         tracker.close(opened)
 
 
-class _OpensFor(_Opens):
+class _OpensFor(Opens):
     """Opens runs for one tracker."""
 
     def __init__(
-        self, runs: OpenRuns, given: dict[Words, Tracker], tracker: Tracker
+        self,
+        runs: OpenRuns,
+        shared: bool,
+        given: dict[Words, Tracker],
+        tracker: Tracker,
     ) -> None:
-        super().__init__(runs)
+        super().__init__(runs, shared)
         self._given, self._tracker = given, tracker
 
-    def take(self, payload: Any) -> None:
-        for words in _each(payload):
-            if words not in self._runs._open:  # which `open` is about to refuse
-                self._given[words] = self._tracker
-            self._runs.open(words)
+    def open(self, words: Words, late: bool) -> None:
+        if words not in self.runs._open:  # which is about to be refused
+            self._given[words] = self._tracker
+        super().open(words, late)
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, _OpensFor) and other._tracker is self._tracker

@@ -10,11 +10,11 @@ from lox._logdict import logdict
 from lox._views import require
 
 from ._base import RunInfo
-from ._tensorboard import flat_config
+from ._config import flat_config
 from ._tracker import StepCounts, Tracker
 
 # what MLflow takes at a time
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM, _LONGEST_NAME = 1000, 100, 6000, 250
 
 
 class _MLflowRun:
@@ -32,9 +32,11 @@ class _MLflowRun:
         if found is None:
             plain = re.sub(r"[^/\w.\- ]", "_", key)
             parts = ["_" if p in ("", ".", "..") else p for p in plain.split("/")]
-            found = "/".join(parts)
+            plain = found = "/".join(parts)[:_LONGEST_NAME]
+            number = 0
             while found in self.names.values():
-                found += "_"
+                number += 1
+                found = f"{plain[: _LONGEST_NAME - 9]}_{number}"
             self.names[key] = found
         return found
 

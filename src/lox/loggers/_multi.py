@@ -1,11 +1,13 @@
 """`MultiLogger`: several loggers at once."""
 
+from functools import partial
 from typing import Any
 
 from lox._errors import LoxTypeError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
+from ._runs import _all_of
 
 
 class MultiLogger(Logger):
@@ -37,13 +39,10 @@ class MultiLogger(Logger):
         return run.key
 
     def write(self, run: tuple[int, ...], logs: logdict) -> None:
-        for logger in self.loggers:
-            logger._runs.write(run, logs)
+        _all_of(partial(logger._runs.write, run, logs) for logger in self.loggers)
 
     def close(self, run: Any) -> None:
-        for logger in self.loggers:
-            logger._runs.close(run)
+        _all_of(partial(logger._runs.close, run) for logger in self.loggers)
 
     def _wait(self) -> None:
-        for logger in self.loggers:
-            logger._wait()
+        _all_of(logger._wait for logger in self.loggers)

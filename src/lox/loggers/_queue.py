@@ -31,11 +31,14 @@ class JobQueue:
         self._name = name
         self._patience = patience
         self._on_idle = on_idle
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._jobs: Jobs = collections.deque()
         # what the worker has taken; the first one stays until it is done: it may hang
         self._taken: Jobs = collections.deque()
-        self._bytes_put = self._bytes_done = self._done = 0
+        # how many there were so far, and their bytes
+        self._put = self._done = self._bytes_put = self._bytes_done = 0
+        # how often a worker was given up
+        self.generation = 0
         # who wants to hear of every job that is done
         self._waiting = 0
         # whether the worker has seen that there is nothing left
@@ -49,6 +52,7 @@ class JobQueue:
             if not self._has_room() and not self._wait(self._has_room):
                 return False
             self._jobs.append((job, size))
+            self._put += 1
             self._bytes_put += size
             if self._worker is None:
                 self._settled = False
@@ -59,14 +63,22 @@ class JobQueue:
         return True
 
     def join(self) -> bool:
-        """Waits until every job is done; False if that takes too long."""
+        """Waits until every job so far is done; False if that takes too long."""
         with self._changed:
-            return self._wait(lambda: self._settled)
+            last = self._put
+            return self._wait(lambda: self._done >= last)
+
+    def jobs(self) -> list[Job]:
+        """Those that are not done."""
+        with self._changed:
+            return [job for job, _ in (*self._taken, *self._jobs)]
 
     def give_up(self) -> list[Job]:
         """Leaves the worker alone, and gives the jobs that it has not done."""
         with self._changed:
-            left = [job for job, _ in (*self._taken, *self._jobs)]
+            left = self.jobs()
+            self.generation += 1
+            self._done = self._put
             self._taken, self._jobs = collections.deque(), collections.deque()
             self._bytes_done = self._bytes_put
             self._worker = None
@@ -107,7 +119,7 @@ class JobQueue:
             while self._jobs:
                 self._jobs.popleft()[0]()
             self._on_idle()
-            self._bytes_done = self._bytes_put
+            self._done, self._bytes_done = self._put, self._bytes_put
             self._settled = True
 
     def _work(self) -> None:

@@ -6,12 +6,16 @@ import functools
 import os
 import pathlib
 import threading
+import time
 import warnings
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from lox._errors import LoxError, LoxValueError, LoxWarning
+from lox import _compat
+from lox._errors import LoxError, LoxValueError, LoxWarning, StoreError
 from lox._events import user_line
 from lox._logdict import logdict
 from lox._saving import create_run, run_name
@@ -54,52 +58,83 @@ class OpenRuns:
 
     def __init__(self, logger: "Logger") -> None:
         self.logger = logger
-        self._pid = os.getpid()
-        self._name = type(logger).__name__
+        self.name = type(logger).__name__
+        self._keeps = logger._keeps_back()
+        self._failures: set[str] = set()
+        self._begin_anew()
+        _all.add(self)
+
+    def _begin_anew(self) -> None:
+        """Without runs: at the beginning, and in a process that was forked."""
         self._lock = threading.RLock()
+        # held while a run fails, and while what it does not take is kept
+        self._failing = threading.RLock()
         self._open: dict[Words, _OpenRun] = {}
         self._finished: set[Words] = set()
-        self._failures: set[str] = set()
+        # those that are to end once nobody can log to them any more
+        self._ending: set[Words] = set()
         # of warnings that the user has made errors, in the worker's thread
         self._error: Warning | None = None
         self._queue: JobQueue | None = None
-        if logger.background:
-            self._queue = JobQueue(self._name, logger.patience, self._flush_all)
-        self._keeps = logger._keeps_back()
+        # what a backend may raise: in a thread of its own, it may also try to exit
+        self._caught: type[BaseException] = Exception
+        if self.logger.background:
+            self._queue = JobQueue(self.name, self.logger.patience, self._flush_all)
+            self._caught = BaseException
 
     # --- for the program -------------------------------------------------------------
 
-    def open(self, words: Words) -> None:
+    def open(self, words: Words, shared: bool = False, late: bool = False) -> None:
+        """Begins a run.
+
+        Args:
+            words: those of its key.
+            shared: whether several devices may begin it, of which the first one does.
+            late: whether the program has gone on: a run that is refused is taken as
+                one that fails, before the error is raised.
+        """
         with self._lock:
             if words in self._open:
+                if shared:
+                    return
                 raise LoxValueError(
-                    f"{self._name} has a run of the key {run_name(words)} open. Give "
+                    f"{self.name} has a run of the key {run_name(words)} open. Give "
                     "each run a key of its own, or `finish` the other one first."
                 )
             self._finished.discard(words)
-            self._start(words)
+            self._start(words, late)
 
-    def _start(self, words: Words) -> _OpenRun:
+    def _start(self, words: Words, late: bool = False) -> _OpenRun:
         run = _OpenRun(words)
+        refused: LoxError | None = None
         if self._queue is None:
-            self._begin(run)
+            try:
+                self._begin(run)
+            except LoxError as error:
+                if not late:
+                    raise
+                self._refused(run, error, quietly=True)
+                refused = error
         self._open[words] = run
         _in_use.add(self)
         _close_all_first()
         if self._queue is not None:
             self._put(functools.partial(self._begin, run))
+        if refused is not None:
+            raise refused
         return run
 
-    def write(self, words: Words, logs: logdict) -> None:
+    def write(self, words: Words, logs: logdict, late: bool = True) -> None:
+        """Sends logs to a run; `late` as in `open`."""
         with self._lock:
             if words in self._finished:
                 raise LoxValueError(
-                    f"{self._name} got logs for the run {run_name(words)}, which is "
+                    f"{self.name} got logs for the run {run_name(words)}, which is "
                     "finished. Begin a new one with `init`."
                 )
-            run = self._open.get(words) or self._start(words)
+            run = self._open.get(words) or self._start(words, late)
             if self._queue is None:
-                self._write(run, logs)
+                self._write(run, logs, late)
                 return
         self._put(functools.partial(self._write, run, logs), _size(logs))
 
@@ -108,48 +143,66 @@ class OpenRuns:
         with self._lock:
             run = self._open.pop(words, None)
             self._finished.add(words)
-            if not self._open:
-                _in_use.discard(self)
+            self._ending.discard(words)
             if run is None:
                 return
             if self._queue is None:
+                if not self._open:
+                    _in_use.discard(self)
                 self._close(run)
                 return
         self._put(functools.partial(self._close, run))
 
+    def close_late(self, words: Words) -> None:
+        """Ends a run once the program that asks for it has ended.
+
+        Where events have no order, some may still come.
+        """
+        with self._lock:
+            self._ending.add(words)
+
+    def close_ending(self) -> None:
+        _all_of(functools.partial(self.close, words) for words in list(self._ending))
+
     def wait(self) -> None:
-        """Waits until the backend has all that it was given."""
-        if self._queue is not None and not self._queue.join():
-            self._give_up()
+        """Waits until the backend has all that it was given so far."""
+        if self._queue is not None:
+            generation = self._queue.generation
+            if not self._queue.join():
+                self._give_up(generation)
+            with self._lock:
+                if not self._open:
+                    _in_use.discard(self)
         self._raise_kept()
 
     def close_all(self) -> None:
-        if os.getpid() != self._pid:  # a forked process must not end its parent's runs
-            return
-        for words in list(self._open):
-            self.close(words)
-        self.wait()
+        closes = [functools.partial(self.close, words) for words in list(self._open)]
+        _all_of([*closes, self.wait])
 
     # --- for the backend -------------------------------------------------------------
 
     def _put(self, job: "functools.partial[None]", size: int = 0) -> None:
         assert self._queue is not None
+        generation = self._queue.generation
+        while not self._queue.put(job, size):
+            self._give_up(generation)
+            generation = self._queue.generation
         self._raise_kept()
-        if not self._queue.put(job, size):
-            self._give_up()
-            self._queue.put(job, size)
 
-    def _give_up(self) -> None:
+    def _give_up(self, generation: int) -> None:
         """The backend hangs: what it has not taken goes to the disk."""
         assert self._queue is not None
-        with self._lock:
-            left = self._queue.give_up()
+        with self._failing:
+            if self._queue.generation != generation:  # another thread was quicker
+                return
             patience = f"{self.logger.patience:g} s"
             error = TimeoutError(f"it has not answered for {patience}")
-            for run in {*(job.args[0] for job in left), *self._open.values()}:
+            waiting = (job.args[0] for job in self._queue.jobs())
+            # before anybody works again, who would be caught by it as well
+            for run in {*waiting, *list(self._open.values())}:
                 run.hangs = True
                 self._refused(run, error)
-            for job in left:  # which only write to the disk now
+            for job in self._queue.give_up():  # which only write to the disk now
                 job()
 
     def _begin(self, run: _OpenRun) -> None:
@@ -162,16 +215,21 @@ class OpenRuns:
             if self._queue is None:
                 raise  # such as a run that is there: the user has to say what to do
             self._refused(run, error)
-        except Exception as error:
+        except self._caught as error:
             self._refused(run, error)
 
-    def _write(self, run: _OpenRun, logs: logdict) -> None:
+    def _write(self, run: _OpenRun, logs: logdict, late: bool = True) -> None:
         if run.failed:
             self._keep(run, logs)
             return
         try:
             self.logger.write(run.handle, logs)
-        except Exception as error:
+        except LoxError as error:
+            if late:
+                self._refused(run, error, logs)
+                return
+            raise  # logs that no run can have: the user hears of it at once
+        except self._caught as error:
             self._refused(run, error, logs)
             return
         if self._keeps:
@@ -184,7 +242,7 @@ class OpenRuns:
             try:
                 self.logger.flush(run.handle)
                 run.kept = []
-            except Exception as error:
+            except self._caught as error:
                 self._refused(run, error)
 
     def _flush_all(self) -> None:
@@ -199,43 +257,66 @@ class OpenRuns:
         if run.begun and not run.hangs:
             try:
                 self.logger.close(run.handle)
-            except Exception as error:
+            except self._caught as error:
                 name = run_name(run.words)
                 self._warn(run, f"could not close the run {name}: {error!r}.")
 
     # --- for what a backend does not take --------------------------------------------
 
-    def _refused(self, run: _OpenRun, error: Exception, *logs: logdict) -> None:
+    def _refused(
+        self,
+        run: _OpenRun,
+        error: BaseException,
+        *logs: logdict,
+        quietly: bool = False,
+    ) -> None:
         """Keeps on disk what the backend does not take, and says so, once."""
-        if run.failed:  # a call that hung has come back after all
-            return
-        path = UNSENT / f"{self._name}-{run_name(run.words)}"
-        message = f"it failed with {error!r}. The program goes on; "
-        known = repr(error) in self._failures
-        self._failures.add(repr(error))
-        run.failed = True
-        try:
-            run.unsent = Writer(create_run(path, "a", run.words))
-            message += f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
-        except (LoxError, OSError) as other:
-            message += f"what it does not take is lost, since {other}"
-        for each in (*run.kept, *logs):
-            self._keep(run, each)
-        run.kept = []
+        with self._failing:
+            if run.failed:  # a call that hung has come back after all
+                return
+            message = f"it failed with {error!r}. The program goes on; "
+            known = quietly or repr(error) in self._failures
+            self._failures.add(repr(error))
+            try:
+                run.unsent = self._unsent(run.words)
+                message += (
+                    f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
+                )
+            except (LoxError, OSError) as other:
+                message += f"what it does not take is lost, since {other}"
+            run.failed = True
+            for each in (*run.kept, *logs):
+                self._keep(run, each)
+            run.kept = []
         if not known:  # 64 runs that fail for one reason say so once
             self._warn(run, message)
 
-    def _keep(self, run: _OpenRun, logs: logdict) -> None:
-        if run.unsent is not None:
+    def _unsent(self, words: Words) -> Writer:
+        """A place for a run, and for none of another logger or of another day."""
+        name = f"{self.name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 0
+        while True:
+            path = UNSENT / (f"{name}-{number}" if number else name)
             try:
+                return Writer(create_run(path, "x", words, self.logger.config))
+            except StoreError:
+                if not path.exists():
+                    raise
+                number += 1
+
+    def _keep(self, run: _OpenRun, logs: logdict) -> None:
+        if run.unsent is None:  # of which a warning has told
+            return
+        try:
+            with self._failing:
                 run.unsent.write(logs)
-            except Exception as error:  # of the next ones, there may be room for some
-                if not run.loses:
-                    run.loses = True
-                    self._warn(run, f"what it does not take is lost, too: {error!r}")
+        except Exception as error:  # of the next ones, there may be room for some
+            if not run.loses:
+                run.loses = True
+                self._warn(run, f"what it does not take is lost, too: {error!r}")
 
     def _warn(self, run: _OpenRun, message: str) -> None:
-        text = f"{self._name}: {message}"
+        text = f"{self.name}: {message}"
         try:
             warnings.warn_explicit(text, LoxWarning, *run.line)
         except LoxWarning as error:
@@ -249,6 +330,18 @@ class OpenRuns:
             raise error
 
 
+def _all_of(calls: Iterable[Callable[[], None]]) -> None:
+    """Calls all of them, and raises the first error only then."""
+    errors = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 def _size(logs: logdict) -> int:
     size = 0
     for value in logs.values():
@@ -259,14 +352,36 @@ def _size(logs: logdict) -> int:
 
 # A run that is open keeps its logger alive, until it is finished or Python exits.
 _in_use: set[OpenRuns] = set()
+_all: weakref.WeakSet[OpenRuns] = weakref.WeakSet()
+
+
+def _close_ending() -> None:
+    for runs in list(_in_use):
+        runs.close_ending()
+
+
+_compat.at_effects_barrier(_close_ending)
 
 
 def _close_all() -> None:
-    for runs in list(_in_use):
-        runs.close_all()
+    # programs that still run may log
+    with contextlib.suppress(Exception):
+        _compat.wait_for_callbacks()
+    _all_of([runs.close_all for runs in list(_in_use)])
 
 
 def _close_all_first() -> None:
     """At exit, before a client that is in use by now closes what it has open."""
     atexit.unregister(_close_all)
     atexit.register(_close_all)
+
+
+def _after_fork() -> None:
+    # the runs are those of the parent, and so is the thread that sends what is logged
+    _in_use.clear()
+    for runs in list(_all):
+        runs._begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,5 @@
 """`TensorBoardLogger`: event files that TensorBoard shows."""
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from typing import Any
 from lox._logdict import logdict
 
 from ._base import RunInfo
+from ._config import flat_config
 from ._event_file import EventFile
 from ._tracker import Names, StepCounts, Tracker
 
@@ -80,16 +80,3 @@ class TensorBoardLogger(Tracker):
         if self.config:
             run.file.hparams_end()
         run.file.close()
-
-
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config without dicts in it: `{"net/width": 64}`."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flat_config(value, f"{prefix}{key}/")
-        elif isinstance(value, str | bool | int | float):
-            flat[f"{prefix}{key}"] = value
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value, default=str)
-    return flat

@@ -41,7 +41,7 @@ class TextLogger(Logger):
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         if run.config:
-            text = json.dumps(run.config, indent=2, default=str)
+            text = json.dumps(run.config, indent=2)
             path.with_suffix(".config.json").write_text(text + "\n")
         if self._mode == "w":
             path.unlink(missing_ok=True)

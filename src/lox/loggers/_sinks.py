@@ -1,0 +1,103 @@
+"""From a program to the runs of a logger: what it begins, writes and ends."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lox._errors import LoxError, LoxValueError
+from lox._host import CallbackSink, callback_errors
+from lox._logdict import logdict
+
+from ._runs import OpenRuns, Words
+
+
+class RunSink(CallbackSink):
+    """Takes what a program hands over, a lane at a time.
+
+    Args:
+        runs: those of the logger.
+        shared: whether several devices hand it over, in no order.
+    """
+
+    def __init__(self, runs: OpenRuns, shared: bool = False) -> None:
+        super().__init__(lambda logs: self.take(logs["payload"], late=True))
+        self.runs = runs
+        self.shared = shared
+
+    def take(self, payload: Any, late: bool) -> None:
+        """Takes it from a program that has gone on (`late`), or waits."""
+        raise NotImplementedError
+
+    # the same program is compiled once, however often it is traced
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is type(self)
+            and other.runs is self.runs
+            and other.shared == self.shared
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.runs), self.shared))
+
+    def each(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Does something for every lane; one that is refused stops no other."""
+        for call in calls:
+            try:
+                call()
+            except LoxError as error:
+                callback_errors.keep(self, error)
+                self.failed = False
+
+
+class Opens(RunSink):
+    def take(self, payload: Any, late: bool) -> None:
+        if not late:
+            for words in each_run(payload):
+                self.open(words, late)
+            return
+        self.each(partial(self.open, words, late) for words in each_run(payload))
+
+    def open(self, words: Words, late: bool) -> None:
+        self.runs.open(words, self.shared, late)
+
+
+class Closes(RunSink):
+    def take(self, payload: Any, late: bool) -> None:
+        for words in each_run(payload):
+            if late and (self.shared or self.runs.logger._unordered):
+                self.runs.close_late(words)
+            else:
+                self.runs.close(words)
+        self.runs.logger._wait()
+
+
+class Writes(RunSink):
+    def take(self, payload: Any, late: bool) -> None:
+        words, logs = payload
+        if not late:
+            self._write(words, logs, late)
+            return
+        self.each([partial(self._write, words, logs, late)])
+
+    def _write(self, words: Any, logs: logdict, late: bool) -> None:
+        if np.ndim(words) == 1:
+            happened = logs.compact()
+            if happened:
+                self.runs.write(tuple(map(int, words)), happened, late)
+            return
+        if not logs.compact():
+            return
+        lanes = logs.lanes()
+        if len(lanes) != len(words):
+            raise LoxValueError(
+                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs."
+            )
+        for one, lane in zip(words, lanes, strict=True):
+            self._write(one, lane, late)
+
+
+def each_run(words: Any) -> list[Words]:
+    flat = np.reshape(words, (-1, np.shape(words)[-1]))
+    return [tuple(map(int, one)) for one in flat]
