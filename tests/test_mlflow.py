@@ -99,13 +99,13 @@ def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(uri):
     logger = lox.loggers.MLflowLogger("names", {"a[0]": 1}, tracking_uri=uri)
     state = logger.init(0)
     logger.log(state, {"a[0]": 1.0, "a(0)": 2.0, "ключ/b": 3.0, "/": 4.0, "../x": 5.0})
-    with pytest.warns(lox.LoxWarning, match="leaves out 'w'.*Log a number made of 'w'"):
+    with pytest.warns(lox.LoxWarning, match="leaves out 'w'.*Log a number made of it"):
         logger.log(state, {"w": np.arange(3), "b": 6.0})
         logger.finish(state)
     client, found = runs(uri, "names")
     (run,) = found.values()
     assert sorted(run.data.metrics.values()) == [1, 2, 3, 4, 5, 6]
-    assert run.data.metrics["a_0_"] == 1 and run.data.metrics["a_0__"] == 2
+    assert run.data.metrics["a_0_"] == 1 and run.data.metrics["a_0__1"] == 2
     assert run.data.metrics["_/x"] == 5
 
 

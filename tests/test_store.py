@@ -299,9 +299,7 @@ def test_numbers_of_several_dtypes_come_back_as_they_were(tmp_path):
     expected = [float(np.float32(0.1)), 0.1, 3.0, 2.0**40, np.nan]
     np.testing.assert_array_equal(found, expected, strict=True)
     lox.save(lox.logdict({"x": 2**60 + 1}, {"step": {"x": 9}}), tmp_path / "run")
-    with pytest.raises(
-        lox.StoreError, match="int32, int64, which no dtype"
-    ):
+    with pytest.raises(lox.StoreError, match="int32, int64, which no dtype"):
         lox.load(tmp_path / "run")
 
 

@@ -107,11 +107,13 @@ def test_rows_without_a_step_are_counted(tmp_path):
         logger.log(state, {"x": i, "nested": {"a": [i, i + 1]}})
     logger.log(state, lox.logdict({"e": 1.0}, {"step": {"e": 7}, "episode": {"e": 2}}))
     with pytest.warns(
-        lox.LoxWarning, match="counts the rows instead of 'time'"
+        lox.LoxWarning, match="'time'"
     ) as seen:
         for time in (0.0, 0.5, 0.75):
             logger.log(state, lox.logdict({"t": time}, {"time": {"t": time}}))
-    assert len(seen) == 1
+    assert len(seen) == 2
+    assert "draws 't' over 'time': it has no step 'episode'" in str(seen[0].message)
+    assert "counts the rows instead of 'time'" in str(seen[1].message)
     logger.finish(state)
     found = read(next(tmp_path.iterdir()))
     assert curve(found, "x") == ([0, 1, 2], [0, 1, 2])

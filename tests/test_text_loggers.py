@@ -93,12 +93,12 @@ def test_what_is_not_logged_together_has_rows_of_its_own(tmp_path, kind):
     logger.log(state, {"a, \"b\"\n'ключ'": 4})
     logger.finish(state)
     frame = read(tmp_path, kind)
-    expected = ["a", "w", "net/b/0", "net/b/1", "step", "step.value"]
+    expected = ["a", "w", "net/b/0", "net/b/1", "step", "step_value"]
     assert list(frame) == [*expected, "a, \"b\"\n'ключ'"]
     assert frame.a.tolist()[:2] == [1, 2] and frame["step"].tolist()[1] == 7
     first = frame.w[0]
     assert (json.loads(first) if kind == "csv" else first) == [0, 1, 2]
-    assert frame["step.value"].tolist()[1] == 5
+    assert frame["step_value"].tolist()[1] == 5
     assert frame.iloc[2, -1] == 4 and frame.a.isna().tolist() == [False, False, True]
 
 

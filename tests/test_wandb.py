@@ -227,8 +227,9 @@ def test_numbers_are_exact_and_need_not_be_finite():
 def test_keys_of_one_event_are_one_row_and_keys_without_steps_have_none():
     logger = offline(step="epoch")
     state = logger.init(0)
-    logger.tap(log_of_many_kinds, state)(2.0)
-    logger.finish(state)
+    with pytest.warns(lox.LoxWarning, match="draws 'a' over 'step'.*no step 'epoch'"):
+        logger.tap(log_of_many_kinds, state)(2.0)
+        logger.finish(state)
     (run,) = written().values()
     assert run.rows == [
         {"a": 2, "b/x": 4, "b/y": 6, "epoch": 7, "batch": 0},

@@ -125,7 +125,14 @@ def _about(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> An
 
 def key_data(key: Any) -> Any:
     """The words of a PRNG key: typed, raw, or made of a number."""
-    if isinstance(key, int):
+    if isinstance(key, int | np.integer):
+        if not 0 <= key < 2**64:
+            raise LoxValueError(f"a run's `key` is {key}; as a number, it has 64 bits.")
+        if key >= 2**32:  # of which `jax.random.key` would forget a half
+            return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
+        key = int(key)
+    dtype = getattr(key, "dtype", None)
+    if isinstance(key, int) or (_is_integer(dtype) and np.ndim(key) == 0):
         key = jax.random.key(key)
     if jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
         return jax.random.key_data(key)
@@ -134,6 +141,10 @@ def key_data(key: Any) -> Any:
             f"a run's `key` must be a key of `jax.random` or a number, not {key!r}."
         )
     return key
+
+
+def _is_integer(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, np.integer)
 
 
 def run_name(words: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lox import _compat
 from lox._deliver import Options, deliver, finished
-from lox._errors import LoxTypeError
+from lox._errors import LoxTypeError, LoxValueError, StepError
 from lox._events import Event, user_source
 from lox._host import CallbackSink
 from lox._log import arrays_of
@@ -57,6 +57,8 @@ class LoggerState:
     """The runs that logs go to: a pytree, with an axis for each `vmap` of `init`."""
 
     words: Any
+    # whose they are
+    logger: str = dataclasses.field(default="", metadata={"static": True})
 
 
 class Logger:
@@ -88,11 +90,11 @@ class Logger:
 
     def open(self, run: RunInfo) -> Any:
         """Begins a run, and gives whatever `write` needs to find it again."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method `open`")
 
     def write(self, run: Any, logs: logdict) -> None:
         """Writes logs of NumPy values, with a time axis if they are several rows."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method `write`")
 
     def flush(self, run: Any) -> None:
         """Sends what `write` has kept back, if it does; called when there is time."""
@@ -111,11 +113,11 @@ class Logger:
         """
         words = words_of(key)
         self._hand_over(words, Opens)
-        return LoggerState(jnp.array(words))
+        return LoggerState(jnp.array(words), type(self).__name__)
 
     def finish(self, state: LoggerState) -> None:
         """Ends the runs; all that was logged to them is where it should be then."""
-        self._hand_over(_checked(state).words, Closes)
+        self._hand_over(self._checked(state).words, Closes)
 
     def log(self, state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
         """Sends logs to the runs of a state.
@@ -125,22 +127,41 @@ class Logger:
             logs: logs such as `lox.spool` returns, or values by name.
             **steps: the step numbers of values that come without: `step=i`.
         """
+        words = self._checked(state).words
+        logs = self._logs(logs, steps)
+        if not is_outermost():
+            logs = logs._plain()
+        self._hand_over((words, logs), Writes)
+
+    def _logs(self, logs: Mapping[str, Any], steps: Mapping[str, Any]) -> logdict:
+        """Checks what `log` was given."""
+        call = f"`{type(self).__name__}.log`"
+        if not isinstance(logs, Mapping):
+            raise LoxTypeError(
+                f"{call} takes a state and values by name, not {logs!r}: "
+                '`logger.log(state, {"loss": loss}, step=i)`.'
+            )
         if isinstance(logs, logdict) and steps:
             raise LoxTypeError(
-                "a `logdict` has steps of its own; `log` takes "
+                f"a `logdict` has steps of its own; {call} takes "
                 f"{', '.join(map(repr, steps))} for a plain dict."
             )
         for key, value in logs.items():
             leaves = jax.tree.leaves(value)
             if not leaves or not all(map(_is_array, leaves)):
-                call = f"`{type(self).__name__}.log` at {user_source()}"
-                arrays_of(value, key, call)  # which says what is wrong
-        if not isinstance(logs, logdict):
-            of = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
-            logs = logdict(logs, of)
-        if not is_outermost():
-            logs = logs._plain()
-        self._hand_over((_checked(state).words, logs), Writes)
+                # which says what is wrong
+                arrays_of(value, key, f"{call} at {user_source()}")
+        if isinstance(logs, logdict):
+            return logs
+        for name, step in steps.items():
+            if not _is_array(step) or np.ndim(step):
+                raise StepError(
+                    f"{call} at {user_source()}: the step {name!r} must be a number, "
+                    f"not {step!r:.80}. Several rows at once are a `lox.logdict(..., "
+                    "stacked=True)`."
+                )
+        of = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
+        return logdict(logs, of)
 
     def _hand_over(
         self, payload: Any, sink: Callable[[OpenRuns, bool], RunSink]
@@ -199,7 +220,7 @@ class Logger:
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )
-        _checked(state)
+        self._checked(state)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result, logs = spooled(*args, **kwargs)
@@ -231,7 +252,7 @@ class Logger:
         """
         name = f"{type(self).__name__}.tap"
         check_callable(fun, name, "loggers")
-        words = _checked(state).words
+        words = self._checked(state).words
         options = Options.checked(
             name,
             argnames,
@@ -277,6 +298,19 @@ class Logger:
         # of two threads at once, one makes it
         return found or self.__dict__.setdefault("_open_runs", OpenRuns(self))
 
+    def _checked(self, state: Any) -> LoggerState:
+        if not isinstance(state, LoggerState):
+            raise LoxTypeError(
+                f"a logger needs the state that its `init` gave, not {state!r}: "
+                "`logger.tap(f, logger.init(key))`."
+            )
+        if state.logger not in ("", type(self).__name__):
+            raise LoxValueError(
+                f"this state is one of a {state.logger}, and not of a "
+                f"{type(self).__name__}: each logger has states of its own."
+            )
+        return state
+
     def _keeps_back(self) -> bool:
         return type(self).flush is not Logger.flush
 
@@ -314,15 +348,6 @@ def words_of(key: Any) -> Any:
             "would give every call and every lane the same run."
         )
     return np.frombuffer(secrets.token_bytes(8), np.uint32)
-
-
-def _checked(state: Any) -> LoggerState:
-    if not isinstance(state, LoggerState):
-        raise LoxTypeError(
-            f"a logger needs the state that its `init` gave, not {state!r}: "
-            "`logger.tap(f, logger.init(key))`."
-        )
-    return state
 
 
 def _is_array(x: Any) -> bool:

@@ -9,14 +9,26 @@ from typing import Any
 import jax
 import numpy as np
 
+from lox._errors import LoxTypeError
+
 
 def plain_config(config: Any) -> dict[str, Any]:
     """A config of plain values: arrays are lists, and strange objects their `repr`."""
     plain = _plain(config)
-    return plain if isinstance(plain, dict) else {"config": plain}
+    if not isinstance(plain, dict):
+        raise LoxTypeError(
+            f"a logger's `config` is a dict or a dataclass, not {config!r}."
+        )
+    return plain
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, jax.core.Tracer):
+        raise LoxTypeError(
+            f"a logger's `config` has {value!r:.80}, whose value is not known while "
+            "JAX traces, and which may differ between lanes. Log what a run was made "
+            'with: `lox.log({"lr": lr})`.'
+        )
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

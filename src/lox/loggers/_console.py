@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from lox._errors import LoxValueError
+from lox._errors import LoxTypeError, LoxValueError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
@@ -71,10 +71,17 @@ class ConsoleLogger(Logger):
                 f"`runs` of `ConsoleLogger` is {runs!r}; there are {known}."
             )
         for name, number in (("total", total), ("every", every)):
-            if number is not None and not number > 0:
+            if number is not None and not (
+                isinstance(number, int | float) and number > 0
+            ):
                 raise LoxValueError(
                     f"`{name}` of `ConsoleLogger` is {number!r}; it must be positive."
                 )
+        if file is not None and not hasattr(file, "write"):
+            raise LoxTypeError(
+                f"`file` of `ConsoleLogger` is an open file, not {file!r}: "
+                "`open(path, 'w')`."
+            )
         self._total = total
         self._apart = runs == "apart"
         self._every = every
@@ -83,6 +90,7 @@ class ConsoleLogger(Logger):
         self._shown: list[Curves] = []
         self._lock = threading.RLock()
         self._ended = False
+        self._looked = 0.0
         self._display: _Display | None = None
         self._clock: _Clock | None = None
 
@@ -109,8 +117,11 @@ class ConsoleLogger(Logger):
             self._stop()
 
     def _forget_ended(self) -> None:
-        if self._ended and self._display is not None:
-            self._display.refresh()
+        display, now = self._display, time.monotonic()
+        # what ended is seen once more, but not at the price of those that go on
+        if self._ended and display is not None and now - self._looked > _TABLE_EVERY:
+            self._looked = now
+            display.refresh()
         with self._lock:
             self._shown = [run for run in self._shown if not run.ended]
         self._ended = False

@@ -158,11 +158,12 @@ def _bar(progress: Progress, width: int) -> Any:
 
 
 class _Screen:
-    """The one live display of the process."""
+    """The one live display of a file."""
 
     def __init__(self, console: Any) -> None:
         from rich.live import Live
 
+        self.key = id(console.file)
         self._console = console
         self.tables: tuple[Table, ...] = ()
         self._last = False
@@ -216,27 +217,27 @@ def _is_terminal(stream: Any) -> bool:
 
 
 _lock = threading.RLock()
-_shared: _Screen | None = None
+# by the file that is written to
+_screens: dict[int, _Screen] = {}
 
 
 def _join(table: Table, console: Any) -> _Screen:
-    global _shared
     with _lock:
-        if _shared is None:
+        screen = _screens.get(id(console.file))
+        if screen is None:
             screen = _Screen(console)
             screen.start()
-            _shared = screen
-        _shared.tables += (table,)
-        return _shared
+            _screens[screen.key] = screen
+        screen.tables += (table,)
+        return screen
 
 
 def _leave(table: Table, screen: _Screen) -> None:
-    global _shared
     with _lock:
         others = tuple(other for other in screen.tables if other is not table)
         if others:
             screen.tables = others
             screen.leave_above(table)
         else:
-            _shared = None
+            _screens.pop(screen.key, None)
             screen.stop()

@@ -43,7 +43,7 @@ class Functions(Logger):
             return _OpensFor(runs, shared, self._given, tracker)
 
         self._hand_over(words, opens)
-        return LoggerState(jnp.array(words))
+        return LoggerState(jnp.array(words), type(self).__name__)
 
     def open(self, run: RunInfo) -> Any:
         # a state can come from a process that is gone, and its options with it

@@ -129,5 +129,5 @@ class MLflowLogger(Tracker):
     def close(self, run: _MLflowRun) -> None:
         self._client.set_terminated(run.id)
 
-    def _remedy(self, name: str) -> str:
-        return f"Log a number made of {name!r}, or keep it with a `SaveLogger`."
+    def _remedy(self, name: str, is_real: bool) -> str:
+        return super()._remedy(name, is_real=False)

@@ -21,6 +21,8 @@ class MultiLogger(Logger):
 
     def __init__(self, *loggers: Logger) -> None:
         super().__init__()
+        if not loggers:
+            raise LoxTypeError("`MultiLogger` takes one logger or more.")
         for logger in loggers:
             if not isinstance(logger, Logger):
                 raise LoxTypeError(f"`MultiLogger` takes loggers, not {logger!r}.")

@@ -103,6 +103,7 @@ class OpenRuns:
                 )
             self._finished.discard(words)
             self._start(words, late)
+            self._raise_kept()
 
     def _start(self, words: Words, late: bool = False) -> _OpenRun:
         run = _OpenRun(words)
@@ -117,7 +118,7 @@ class OpenRuns:
                 refused = error
         self._open[words] = run
         _in_use.add(self)
-        _close_all_first()
+        _register_close_all()
         if self._queue is not None:
             self._put(functools.partial(self._begin, run))
         if refused is not None:
@@ -135,6 +136,7 @@ class OpenRuns:
             run = self._open.get(words) or self._start(words, late)
             if self._queue is None:
                 self._write(run, logs, late)
+                self._raise_kept()
                 return
         self._put(functools.partial(self._write, run, logs), _size(logs))
 
@@ -150,6 +152,7 @@ class OpenRuns:
                 if not self._open:
                     _in_use.discard(self)
                 self._close(run)
+                self._raise_kept()
                 return
         self._put(functools.partial(self._close, run))
 
@@ -210,7 +213,6 @@ class OpenRuns:
             if not run.failed:
                 run.handle = self.logger._open(run.words)
                 run.begun = True
-                _close_all_first()
         except LoxError as error:
             if self._queue is None:
                 raise  # such as a run that is there: the user has to say what to do
@@ -309,7 +311,12 @@ class OpenRuns:
             return
         try:
             with self._failing:
-                run.unsent.write(logs)
+                try:
+                    run.unsent.write(logs)
+                except LoxError:  # which one run cannot have together
+                    run.unsent.close()
+                    run.unsent = self._unsent(run.words)
+                    run.unsent.write(logs)
         except Exception as error:  # of the next ones, there may be room for some
             if not run.loses:
                 run.loses = True
@@ -320,9 +327,11 @@ class OpenRuns:
         try:
             warnings.warn_explicit(text, LoxWarning, *run.line)
         except LoxWarning as error:
-            if self._queue is None:
-                raise
-            self._error = error
+            self.raise_later(error)
+
+    def raise_later(self, error: Warning) -> None:
+        """Raises a warning that is an error to the user, when nothing is lost by it."""
+        self._error = error
 
     def _raise_kept(self) -> None:
         error, self._error = self._error, None
@@ -370,9 +379,15 @@ def _close_all() -> None:
     _all_of([runs.close_all for runs in list(_in_use)])
 
 
-def _close_all_first() -> None:
-    """At exit, before a client that is in use by now closes what it has open."""
-    atexit.unregister(_close_all)
+@functools.cache
+def _register_close_all() -> None:
+    """At exit, before a client closes what it has open by a hook of its own.
+
+    Such hooks run last in, first out, and a client in a thread of its own may be the
+    last one. What Python waits for threads with comes before them all.
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):
+        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
     atexit.register(_close_all)
 
 

@@ -92,7 +92,8 @@ class Writes(RunSink):
         lanes = logs.lanes()
         if len(lanes) != len(words):
             raise LoxValueError(
-                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs."
+                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs. "
+                "Call it under `jax.vmap`, a lane with its own state."
             )
         for one, lane in zip(words, lanes, strict=True):
             self._write(one, lane, late)

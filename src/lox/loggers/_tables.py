@@ -37,11 +37,12 @@ def tables(logs: logdict) -> Iterator[Columns]:
                 for name, step in lane._key_steps(keys[0]).items()
             }
             values: dict[str, Array] = {}
+            taken: set[str] = set()
             for key in keys:
                 stacked = lane._info_for(key).stacked
                 for name, leaf in _leaves(key, lane[key]):
                     column = _column(leaf)
-                    values[name] = column if stacked else column[None]
+                    values[free(name, taken)] = column if stacked else column[None]
             yield Columns(length, steps, values)
 
 
@@ -57,6 +58,15 @@ def _lanes(logs: logdict) -> Iterator[logdict]:
 
 def _has_lanes(logs: logdict) -> bool:
     return any(logs._key(key).lane_count() is not None for key in logs)
+
+
+def free(name: str, taken: set[str]) -> str:
+    """A name that is not taken, and is now; one that can be written, too."""
+    name = name.encode("utf-8", "backslashreplace").decode()
+    while name in taken:
+        name += "_value"
+    taken.add(name)
+    return name
 
 
 def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from lox._errors import StoreError
 from lox._logdict import logdict
 
 from ._base import RunInfo
@@ -61,7 +62,11 @@ class TensorBoardLogger(Tracker):
         self._path = pathlib.Path(path)
 
     def open(self, run: RunInfo) -> _TensorBoardRun:
-        opened = _TensorBoardRun(EventFile(self._path / run.name))
+        path = self._path / run.name
+        try:
+            opened = _TensorBoardRun(EventFile(path))
+        except OSError as error:
+            raise StoreError(f"cannot make a run at {path}: {error}.") from error
         if run.config:
             opened.file.hparams(flat_config(run.config), run.name)
         return opened

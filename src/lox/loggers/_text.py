@@ -13,7 +13,7 @@ from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._tables import Array, tables
+from ._tables import Array, free, tables
 
 
 class TextLogger(Logger):
@@ -34,6 +34,12 @@ class TextLogger(Logger):
     def open_file(self, run: RunInfo) -> io.FileIO:
         """The run's file, at its end; beside it goes what the run was made with."""
         path = self._path / f"{run.name}{self.suffix}"
+        try:
+            return self._open_file(run, path)
+        except OSError as error:
+            raise StoreError(f"cannot make a run at {path}: {error}.") from error
+
+    def _open_file(self, run: RunInfo, path: pathlib.Path) -> io.FileIO:
         if self._mode == "x" and path.exists():
             raise StoreError(
                 f"there is a run at {path} already. Choose another place or key, or "
@@ -134,22 +140,37 @@ class _CSVFile:
     def __init__(self, file: io.FileIO) -> None:
         self.file = file
         self.path = pathlib.Path(os.fsdecode(file.name))
+        self._read_header()
+
+    def _read_header(self) -> None:
         with self.path.open(newline="", encoding="utf-8") as found:
-            self.columns = next(csv.reader(found), [])
+            self._columns = next(csv.reader(found), [])
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        new = dict.fromkeys(key for row in rows for key in row)
-        if not new.keys() <= set(self.columns):
-            self._widen(
-                [*self.columns, *(key for key in new if key not in self.columns)]
-            )
+        self._follow()
+        columns = dict.fromkeys(self._columns)
+        for row in rows:
+            columns |= dict.fromkeys(row)
+        if len(columns) > len(self._columns):
+            self._widen(list(columns))
         _append(self.file, self._text(rows))
 
-    def _text(self, rows: list[dict[str, Any]], header: bool = False) -> str:
+    def _follow(self) -> None:
+        """Another writer of the same run may have put a wider file in its place."""
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.path} was removed while it was written"
+            ) from None
+        if not os.path.samestat(there, os.fstat(self.file.fileno())):
+            self.file.close()
+            self.file = io.FileIO(self.path, "a+")
+            self._read_header()
+
+    def _text(self, rows: list[dict[str, Any]]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
-        if header:
-            writer.writeheader()
+        writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
         for row in rows:
             cells = {
                 key: json.dumps(value) if isinstance(value, list) else value
@@ -160,25 +181,43 @@ class _CSVFile:
 
     def _widen(self, columns: list[str]) -> None:
         """The same rows with more columns, in a new file that replaces the old one."""
-        with self.path.open(newline="", encoding="utf-8") as found:
-            rows: list[dict[str, Any]] = list(csv.DictReader(found))
-        self.columns = columns
+        more = "," * (len(columns) - len(self._columns)) + "\n"
         other = self.path.with_suffix(".csv.new")
-        with other.open("w", newline="", encoding="utf-8") as file:
-            file.write(self._text(rows, header=True))
-        self.file.close()
-        other.replace(self.path)
+        try:
+            with (
+                self.path.open(newline="", encoding="utf-8") as old,
+                other.open("w", newline="", encoding="utf-8") as new,
+            ):
+                new.write(_header(columns))
+                old.seek(len(_header(self._columns).encode()))
+                for line in old:  # rows have no line breaks in them
+                    new.write(line.rstrip("\n") + more)
+            self.file.close()
+            other.replace(self.path)
+        except BaseException:
+            other.unlink(missing_ok=True)
+            raise
+        self._columns = columns
         self.file = io.FileIO(self.path, "a+")
+
+
+def _header(columns: list[str]) -> str:
+    if not columns:
+        return ""
+    text = io.StringIO()
+    # Python quotes a line feed, but not a carriage return, which ends a line, too
+    odd = any("\r" in column for column in columns)
+    quoting: Any = csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerow(columns)
+    return text.getvalue()
 
 
 def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
     """Steps and values of each row, as Python's own numbers and lists."""
     for length, steps, values in tables(logs):
-        columns = {name: _numbers(column) for name, column in steps.items()}
-        for name, column in values.items():
-            # a value that is called like a step
-            free = f"{name}.value" if name in steps else name
-            columns[free] = _numbers(column)
+        taken: set[str] = set()
+        columns = {free(name, taken): _numbers(x) for name, x in steps.items()}
+        columns |= {free(name, taken): _numbers(x) for name, x in values.items()}
         for i in range(length):
             yield {name: column[i] for name, column in columns.items()}
 

@@ -95,10 +95,18 @@ class Tracker(Logger):
     def step_of(self, table: Table) -> tuple[str, Array] | None:
         """The name and the numbers of the step to draw curves over, if there is one."""
         steps = table.steps
-        for name in (self._step, "step"):
-            if name is not None and name in steps:
-                return name, steps[name]
-        return next(iter(steps.items()), None)
+        if self._step is not None and self._step in steps:
+            return self._step, steps[self._step]
+        found = "step" if "step" in steps else next(iter(steps), None)
+        if found is None:
+            return None
+        if self._step is not None:
+            names = ", ".join(map(repr, (*table.scalars, *table.histograms)))
+            self.warn_once(
+                f"{type(self).__name__} draws {names} over {found!r}: it has no step "
+                f"{self._step!r}."
+            )
+        return found, steps[found]
 
     def _table(self, columns: Columns) -> Table:
         table = Table(columns.length, columns.steps, {}, {}, {})
@@ -130,7 +138,7 @@ class Tracker(Logger):
         what = f"{column.dtype} of shape {column.shape[1:]}"
         self.warn_once(
             f"{type(self).__name__} leaves out {name!r}, which is {what}: it draws "
-            f"real numbers. {self._remedy(name)}"
+            f"real numbers. {self._remedy(name, column.dtype.kind in 'biuf')}"
         )
         return "other"
 
@@ -147,13 +155,18 @@ class Tracker(Logger):
     def warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn_explicit(message, LoxWarning, *self._line)
+            try:
+                warnings.warn_explicit(message, LoxWarning, *self._line)
+            except LoxWarning as error:  # no reason for a run to fail
+                self._runs.raise_later(error)
 
-    def _remedy(self, name: str) -> str:
-        return (
-            f"Ask for `histograms={name!r}` or `images={name!r}`, log a number made of "
-            "it, or keep it with a `SaveLogger`."
+    def _remedy(self, name: str, is_real: bool) -> str:
+        ask = (
+            f"Ask for `histograms={name!r}` or `images={name!r}`, log"
+            if is_real
+            else "Log"
         )
+        return f"{ask} a number made of it, or keep it with a `SaveLogger`."
 
 
 _MOST_SIMPLE = 1000
@@ -199,14 +212,15 @@ class StepCounts:
         found = tracker.step_of(table)
         if found is not None:
             name, numbers = found
-            if numbers.dtype.kind in "biu":
+            if numbers.dtype.kind in "bi":
                 return numbers
-            whole = numbers.astype(np.int64)
+            with np.errstate(invalid="ignore"):
+                whole = numbers.astype(np.int64)
             if np.array_equal(whole, numbers):
                 return whole
             tracker.warn_once(
-                f"{type(tracker).__name__} counts the rows instead of {name!r}, which "
-                "has fractions: its steps are whole numbers. `step` chooses another."
+                f"{type(tracker).__name__} counts the rows instead of {name!r}, since "
+                "its steps are whole numbers of 64 bits. `step` chooses another."
             )
         names = [*table.scalars, *table.histograms, *table.images]
         first = max((self._counts.get(name, 0) for name in names), default=0)

@@ -13,6 +13,7 @@ from lox._views import require
 from ._base import RunInfo
 from ._event_file import as_bytes
 from ._histogram import binned
+from ._tables import free
 from ._tracker import Names, StepCounts, Table, Tracker
 
 _BINS = 64
@@ -90,11 +91,12 @@ class TrackioLogger(Tracker):
         for name, column in table.images.items():
             columns[name] = [trackio.Image(as_bytes(pixels)) for pixels in column]
         drawn_over = self.step_of(table)
-        if columns and drawn_over is not None:
-            others = {k: v.tolist() for k, v in table.steps.items()}
-            others.pop(drawn_over[0])
-            columns = others | columns
-        return columns
+        if not columns or drawn_over is None:
+            return columns
+        taken: set[str] = {drawn_over[0]}
+        steps = [name for name in table.steps if name != drawn_over[0]]
+        others = {free(name, taken): table.steps[name].tolist() for name in steps}
+        return others | {free(name, taken): x for name, x in columns.items()}
 
     def close(self, run: _TrackioRun) -> None:
         run.run.finish()

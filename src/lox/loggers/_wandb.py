@@ -16,6 +16,7 @@ from lox._views import require
 from ._base import RunInfo
 from ._event_file import as_bytes
 from ._histogram import Array, binned
+from ._tables import free
 from ._tracker import Names, Table, Tracker
 
 # 64 runs would print ten lines each, and each record what the program prints
@@ -116,8 +117,8 @@ class WandbLogger(Tracker):
             if not columns:
                 continue
             taken = set(_RESERVED)
-            steps = {name: _free(name, taken) for name in table.steps}
-            names = [_free(name, taken) for name in columns]
+            steps = {name: free(name, taken) for name in table.steps}
+            names = [free(name, taken) for name in columns]
             drawn_over = self.step_of(table)
             if drawn_over is not None:
                 self._define(run, names, steps[drawn_over[0]])
@@ -187,11 +188,3 @@ def _has_key(wandb: Any) -> bool:
     if "prompt" in inspect.signature(wandb.login).parameters:
         return wandb.login(prompt=False, verify=False)
     return wandb.api.api_key is not None  # before 0.30
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and is now."""
-    while name in taken:
-        name += "_value"
-    taken.add(name)
-    return name
