@@ -106,9 +106,7 @@ def test_rows_without_a_step_are_counted(tmp_path):
     for i in range(3):
         logger.log(state, {"x": i, "nested": {"a": [i, i + 1]}})
     logger.log(state, lox.logdict({"e": 1.0}, {"step": {"e": 7}, "episode": {"e": 2}}))
-    with pytest.warns(
-        lox.LoxWarning, match="'time'"
-    ) as seen:
+    with pytest.warns(lox.LoxWarning, match="'time'") as seen:
         for time in (0.0, 0.5, 0.75):
             logger.log(state, lox.logdict({"t": time}, {"time": {"t": time}}))
     assert len(seen) == 2

@@ -127,7 +127,9 @@ def key_data(key: Any) -> Any:
     """The words of a PRNG key: typed, raw, or made of a number."""
     if isinstance(key, int | np.integer):
         if not 0 <= key < 2**64:
-            raise LoxValueError(f"a run's `key` is {key}; as a number, it has 64 bits.")
+            raise LoxValueError(
+                f"a run's `key` is {key}; a number is from 0 to 2**64 - 1."
+            )
         if key >= 2**32:  # of which `jax.random.key` would forget a half
             return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
         key = int(key)

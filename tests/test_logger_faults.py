@@ -1,0 +1,520 @@
+"""Loggers when things go wrong: no row is lost, and no run suffers for another."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import lox
+import lox.loggers
+
+
+class MemoryLogger(lox.loggers.Logger):
+    """Keeps the numbers called `x` of every run."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        self.runs, self.closed = {}, []
+        self.__dict__ |= attributes
+
+    def open(self, run):
+        self.runs[run.key] = []
+        return run.key
+
+    def write(self, run, logs):
+        self.runs[run] += np.ravel(logs["x"]).tolist()
+
+    def close(self, run):
+        self.closed.append(run)
+
+
+class BrokenLogger(MemoryLogger):
+    def write(self, run, logs):
+        raise ConnectionError("no network")
+
+
+def scanned(x, n=3):
+    def body(carry, i):
+        lox.log({"x": carry}, step=i)
+        return carry + 1, None
+
+    return lax.scan(body, x, jnp.arange(n))[0]
+
+
+@jax.jit
+def slowly(x):
+    """Takes a while, so that what comes after it is still running when it returns."""
+    return lax.fori_loop(0, 40, lambda i, a: jnp.sin(a @ a), jnp.ones((600, 600)) * x)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def python(program, *flags):
+    return subprocess.run(
+        [sys.executable, *flags, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+    )
+
+
+# --- programs that are still running -----------------------------------------
+
+
+def test_finish_and_log_come_after_what_runs():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    run = jax.jit(lambda state, x: logger.tap(scanned, state)(x[0, 0] * 0))
+    x = slowly(1.0)
+    run(state, x)
+    x = slowly(1.0)
+    run(state, x)
+    logger.log(state, {"x": 9.0})
+    run(state, slowly(1.0))
+    logger.finish(state)
+    assert list(logger.runs.values()) == [[0, 1, 2, 0, 1, 2, 9, 0, 1, 2]]
+
+
+def test_rows_of_a_program_that_runs_when_python_ends_are_there(tmp_path):
+    program = """
+    import jax, jax.numpy as jnp, lox
+
+    logger = lox.loggers.SaveLogger("store")
+    state = logger.init(0)
+
+    def train(x):
+        def body(carry, i):
+            lox.log({"x": i})
+            return carry, None
+        jax.lax.scan(body, x, jnp.arange(500))
+
+    slowly = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, a: jnp.sin(a @ a), a))
+    run = jax.jit(lambda state, x: logger.tap(train, state)(x[0, 0]))
+    run(state, slowly(jnp.ones((600, 600))))
+    """
+    run = python(program)
+    assert run.returncode == 0 and not run.stderr, run.stderr
+    assert len(lox.load("store")["x"]) == 500
+
+
+def test_a_logger_can_be_called_in_a_callback():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    tapped = lox.tap(scanned, lambda logs: logger.log(state, logs))
+    tapped(0.0)
+    jax.jit(tapped)(3.0)
+
+    @jax.jit
+    def other(x):
+        jax.debug.callback(lambda x: logger.log(state, {"x": x}), x)
+
+    other(6.0)
+    jax.effects_barrier()
+    assert list(logger.runs.values()) == [[0, 1, 2, 3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_is_finished_after_what_has_no_order(background):
+    logger = MemoryLogger(background=background)
+
+    @jax.jit
+    @jax.vmap
+    def f(key):
+        state = logger.init(key)
+        logger.tap(scanned, state, ordered=False)(0.0)
+        logger.finish(state)
+
+    f(jax.random.split(jax.random.key(0), 4))
+    jax.effects_barrier()
+    logger._wait()
+    assert len(logger.closed) == 4
+    assert [sorted(x) for x in logger.runs.values()] == [[0, 1, 2]] * 4
+
+
+@pytest.mark.parametrize("axes", [{"d"}, {"d", "e"}], ids=["some axes", "all axes"])
+def test_devices_share_a_run_until_the_last_has_logged(axes):
+    mesh = jax.make_mesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    logger = MemoryLogger()
+
+    def f(x):
+        state = logger.init(0)
+        logger.tap(scanned, state)(x.sum())
+        logger.finish(state)
+        return x
+
+    spec = PartitionSpec(tuple(sorted(axes)))
+    split = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=axes)
+    jax.jit(split)(jnp.arange(4.0))
+    jax.effects_barrier()
+    logger._wait()
+    ((run, rows),) = logger.runs.items()
+    expected = range(4) if len(axes) == 2 else [1, 5]
+    assert sorted(rows) == sorted(x + i for x in expected for i in range(3))
+    assert logger.closed == [run]
+
+
+# --- runs that are refused, and backends that fail ---------------------------
+
+
+def test_a_run_that_is_refused_stops_no_other():
+    lox.save({"x": 9.0}, "store", key=1)
+    logger = lox.loggers.SaveLogger("store")
+
+    @jax.jit
+    @jax.vmap
+    def f(seed):
+        state = logger.init(jax.random.key(seed))
+        logger.tap(scanned, state)(1.0 * seed)
+        logger.finish(state)
+
+    f(jnp.arange(4))
+    with pytest.raises(lox.StoreError, match="there is a run at store/00000000-000000"):
+        jax.effects_barrier()
+    f(jnp.arange(10, 14))
+    jax.effects_barrier()
+    for seed in (0, 2, 3, 10, 11, 12, 13):
+        found = lox.load("store", key=seed)["x"]
+        assert found.tolist() == [seed, seed + 1, seed + 2]
+    # what the refused one was given is kept, too
+    assert lox.load("store", key=1) == {"x": 9.0}
+    assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
+
+
+def test_a_refused_init_under_vmap_is_raised_at_once():
+    lox.save({"x": 9.0}, "store", key=1)
+    logger = lox.loggers.SaveLogger("store")
+    with pytest.raises(lox.StoreError, match='there is a run at.*`exists="resume"`'):
+        jax.vmap(logger.init)(jax.vmap(jax.random.key)(jnp.arange(3)))
+
+
+def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
+    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", 5)
+    forever = threading.Event()
+
+    class Hangs(MemoryLogger):
+        background, patience = True, 0.2
+
+        def write(self, run, logs):
+            forever.wait()
+
+    logger = Hangs()
+    state = logger.init(0)
+
+    def work(first):
+        for i in range(20):
+            logger.log(state, {"x": float(first + i)})
+
+    threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(5)]
+    with pytest.warns(lox.LoxWarning, match="not answered for 0.2 s") as seen:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        logger.finish(state)
+    forever.set()
+    assert len(seen) == 1
+    expected = sorted(float(100 * k + i) for k in range(5) for i in range(20))
+    assert sorted(lox.load(".lox/unsent")["x"].tolist()) == expected
+
+
+def test_warnings_as_errors_lose_no_row_of_those_that_work():
+    program = """
+    import lox
+
+    class Broken(lox.loggers.Logger):
+        background = True
+        def open(self, run): ...
+        def write(self, run, logs):
+            raise ConnectionError("no network")
+
+    broken, saved = Broken(), lox.loggers.SaveLogger("store")
+    logger = lox.loggers.MultiLogger(broken, saved)
+    state = logger.init(0)
+    raised = 0
+    for i in range(20):
+        try:
+            logger.log(state, {"x": i})
+        except lox.LoxWarning:
+            raised += 1
+    print(raised)
+    """
+    run = python(program, "-W", "error::lox.LoxWarning")
+    run = python(program, "-W", "error") if "Invalid -W" in run.stderr else run
+    assert lox.load("store")["x"].tolist() == list(range(20)), run.stderr
+    assert lox.load(".lox/unsent")["x"].tolist() == list(range(20))
+
+
+def test_ctrl_c_while_it_finishes_loses_nothing():
+    program = """
+    import os, signal, threading, time
+    import lox
+
+    class Slow(lox.loggers.Logger):
+        background = True
+        def open(self, run): ...
+        def write(self, run, logs):
+            time.sleep(0.01)
+            print(int(logs["x"]), flush=True)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logger = Slow()
+    state = logger.init(0)
+    for i in range(100):
+        logger.log(state, {"x": i})
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    logger.finish(state)
+    """
+    run = python(program)
+    assert "KeyboardInterrupt" in run.stderr
+    assert run.stdout.split() == [str(i) for i in range(100)]
+
+
+def test_a_backend_that_exits_is_one_that_fails():
+    class Exits(MemoryLogger):
+        background = True
+
+        def write(self, run, logs):
+            sys.exit("enough")
+
+    logger = Exits()
+    state = logger.init(0)
+    with pytest.warns(lox.LoxWarning, match=r"failed with SystemExit\('enough'\)"):
+        logger.tap(scanned, state)(0.0)
+        logger.finish(state)
+    assert lox.load(".lox/unsent")["x"].tolist() == [0, 1, 2]
+
+
+def test_finish_does_not_wait_for_what_others_log_later():
+    logger = MemoryLogger(background=True)
+    first, second = logger.init(0), logger.init(1)
+    done = threading.Event()
+
+    def flood():
+        while not done.is_set():
+            logger.log(first, {"x": 0.0})
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    logger.log(second, {"x": 1.0})
+    logger.finish(second)  # or it would never come back
+    done.set()
+    thread.join()
+    assert (0, 1) in logger.closed and logger.runs[0, 1] == [1.0]
+    logger.finish(first)
+
+
+def test_what_loggers_could_not_send_is_kept_apart():
+    with pytest.warns(lox.LoxWarning, match="no network"):
+        for value in (1.0, 2.0):
+            logger = BrokenLogger()
+            logger.log(logger.init(0), {"x": value})
+    assert [run.load()["x"] for run in lox.runs(".lox/unsent")] == [1.0, 2.0]
+
+
+def test_what_one_run_cannot_have_together_is_kept_in_two():
+    logger = BrokenLogger()
+    state = logger.init(0)
+    with pytest.warns(lox.LoxWarning, match="no network"):
+        logger.log(state, {"x": 1.0}, step=1)
+        logger.log(state, {"x": 2.0})
+        logger.log(state, {"x": np.ones(3)})
+    assert len(lox.runs(".lox/unsent")) == 3
+
+
+def test_a_forked_process_has_runs_of_its_own():
+    program = """
+    import os
+    import lox
+
+    class Says(lox.loggers.Logger):
+        background = True
+        def open(self, run):
+            return run.name[-1]
+        def write(self, run, logs):
+            print(os.getpid() == parent, run, float(logs["x"]), flush=True)
+
+    parent = os.getpid()
+    logger = Says()
+    state = logger.init(0)
+    logger.log(state, {"x": 1})
+    logger._wait()
+    if os.fork():
+        os.wait()
+        logger.log(state, {"x": 3})
+    else:
+        logger.log(logger.init(1), {"x": 2})
+    """
+    run = python(program, "-W", "ignore")
+    assert run.stdout.splitlines() == ["True 0 1.0", "False 1 2.0", "True 0 3.0"]
+
+
+# --- what a user may give ----------------------------------------------------
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float = 0.1
+    sizes: tuple = (1, 2)
+
+
+LOGGERS = {
+    "save": lambda path, **o: lox.loggers.SaveLogger(path, **o),
+    "csv": lambda path, **o: lox.loggers.CSVLogger(path, **o),
+    "tensorboard": lambda path, **o: lox.loggers.TensorBoardLogger(path, **o),
+}
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_config_may_be_what_people_have(name):
+    config = {
+        "lr": jnp.float32(0.5),
+        "np": np.float32(0.25),
+        "seed": np.int64(3),
+        "shape": (1, 2),
+        "array": jnp.arange(2),
+        "nested": Config(),
+        "function": jnp.sin,
+        1: None,
+    }
+    logger = LOGGERS[name]("there", config=config)
+    logger.finish(logger.init(0))
+    assert json.loads(json.dumps(logger.config)) == {
+        "lr": 0.5,
+        "np": 0.25,
+        "seed": 3,
+        "shape": [1, 2],
+        "array": [0, 1],
+        "nested": {"rate": 0.1, "sizes": [1, 2]},
+        "function": repr(jnp.sin),
+        "1": None,
+    }
+    assert LOGGERS[name]("there", config=Config()).config["rate"] == 0.1
+
+
+def test_a_config_that_is_traced_is_refused():
+    def f(lr):
+        lox.loggers.SaveLogger("store", config={"lr": lr})
+
+    with pytest.raises(lox.LoxTypeError, match=r"`config` has .*Log what a run was"):
+        jax.jit(f)(0.1)
+    with pytest.raises(lox.LoxTypeError, match="is a dict or a dataclass, not 3"):
+        lox.loggers.SaveLogger("store", config=3)
+
+
+def test_numbers_that_differ_are_runs_that_differ():
+    logger = MemoryLogger()
+    numbers = [7, 7 + 2**32, 2**64 - 1, np.int64(8), jnp.int32(9)]
+    for number in numbers:
+        logger.init(number)
+    assert len(logger.runs) == len(numbers)
+    jax.vmap(logger.init)(jnp.arange(20, 23))
+    assert len(logger.runs) == len(numbers) + 3
+    for number in (-1, 2**64):
+        with pytest.raises(lox.LoxValueError, match=r"from 0 to 2\*\*64 - 1"):
+            logger.init(number)
+    with pytest.raises(lox.LoxTypeError, match="must be a key of `jax.random`"):
+        logger.init(1.5)
+
+
+def test_bad_logs_are_refused_and_the_run_goes_on():
+    logger = lox.loggers.SaveLogger("store")
+    state = logger.init(0)
+    logger.log(state, {"x": 1.0}, step=0)
+    for logs, steps, match in [
+        ({"x": "text"}, {}, "`SaveLogger.log` at .*test_logger_faults.py"),
+        ({"x": None}, {}, "holds no array"),
+        ({"x": 1.0}, {"step": None}, "the step 'step' must be a number"),
+        ({"x": 1.0}, {"step": np.arange(3)}, "the step 'step' must be a number"),
+        (3.0, {}, "takes a state and values by name"),
+        ({"x": np.ones(3)}, {"step": 1}, "'x' was saved with the shape"),
+    ]:
+        with pytest.raises(lox.LoxError, match=match):
+            logger.log(state, logs, **steps)
+    logger.log(state, {"x": 2.0}, step=1)
+    logger.finish(state)
+    assert lox.load("store")["x"].tolist() == [1, 2]
+    assert not lox._saving.pathlib.Path(".lox").exists()
+
+
+def test_states_of_other_loggers_are_refused():
+    state = lox.loggers.SaveLogger("store").init(0)
+    with pytest.raises(
+        lox.LoxValueError, match="one of a SaveLogger, and not of a Mem"
+    ):
+        MemoryLogger().log(state, {"x": 1.0})
+    with pytest.raises(lox.LoxTypeError, match="takes one logger or more"):
+        lox.loggers.MultiLogger()
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_path_that_is_a_file_is_said_at_once(name, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(lox.StoreError, match="cannot make a run at file/00000000"):
+        LOGGERS[name]("file").init(0)
+
+
+def test_functions_that_log_nothing_are_no_reason_to_fail():
+    logger = MemoryLogger()
+    states = jax.vmap(logger.init)(jnp.arange(2))
+    logger.spool(jax.vmap(lambda x: x), states)(jnp.arange(2))
+
+    def seldom(x):
+        lax.cond(x > 9, lambda: lox.log({"x": x}) and None, lambda: None)
+        return x
+
+    assert logger.spool(jax.vmap(seldom), states)(jnp.arange(2)).tolist() == [0, 1]
+    assert logger.tap(jax.vmap(seldom), states)(jnp.arange(2)).tolist() == [0, 1]
+
+
+def test_names_that_meet_on_a_path_stay_apart():
+    logger = lox.loggers.JSONLinesLogger("there")
+    state = logger.init(0)
+    logs = {"net": {"w": 1.0}, "net/w": 2.0, "step": 3.0, "step_value": 4.0}
+    logger.log(state, logs, step=5)
+    logger.finish(state)
+    text = lox._saving.pathlib.Path("there/00000000-00000000.jsonl").read_text()
+    assert json.loads(text) == {
+        "step": 5,
+        "net/w": 1.0,
+        "net/w_value": 2.0,
+        "step_value": 3.0,
+        "step_value_value": 4.0,
+    }
+
+
+def test_several_writers_of_one_table_lose_no_row():
+    loggers = [lox.loggers.CSVLogger("there", exists="resume") for _ in range(3)]
+    states = [logger.init(0) for logger in loggers]
+    for i in range(10):
+        for j, (logger, state) in enumerate(zip(loggers, states, strict=True)):
+            logger.log(state, {"i": i, f"only_{j}": j, f"late_{i // 5}": i})
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv("there/00000000-00000000.csv")
+    assert sorted(frame["i"]) == sorted(list(range(10)) * 3)
+    for logger, state in zip(loggers, states, strict=True):
+        logger.finish(state)
+
+
+def test_tables_are_widened_whatever_is_in_them():
+    logger = lox.loggers.CSVLogger("there")
+    state = logger.init(0)
+    logger.log(state, {"large": np.arange(30_000)})
+    logger.log(state, {'odd\r\nname, "x"': 1})
+    logger.log(state, {"more": 2})
+    logger.finish(state)
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv("there/00000000-00000000.csv")
+    assert list(frame) == ["large", 'odd\r\nname, "x"', "more"]
+    assert json.loads(frame["large"][0]) == list(range(30_000))
+    assert frame.iloc[1, 1] == 1 and frame.iloc[2, 2] == 2
