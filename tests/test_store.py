@@ -391,3 +391,9 @@ def test_logs_that_look_alike_are_told_apart(tmp_path):
     found = lox.load(tmp_path / "two")
     assert found.s["a"].tolist() == [1, 2, 5, 6]
     assert found.t["a"].tolist() == [1, 2, 7, 8]
+
+
+def test_names_that_match_nothing_are_reported(tmp_path):
+    lox.save({"loss": 1.0, "acc": 2.0}, tmp_path / "run")
+    with pytest.warns(lox.LoxWarning, match="matches 'los'; it has 'loss', 'acc'"):
+        assert lox.load(tmp_path / "run", ["los", "acc"]) == {"acc": 2.0}

@@ -225,13 +225,23 @@ class Run:
         patterns = [argnames] if isinstance(argnames, str) else argnames
         chosen = None if patterns is None else list(patterns)
         parts: dict[str, list[_Part]] = {}
+        known: dict[str, None] = {}
         for number, path in _numbered(self.path, WRITER):
             writer = _Written(number, path)
             for segment in writer.segments:
                 for key in segment.schema.keys if segment.count else ():
+                    known[key.name] = None
                     if chosen is None or any(matches(key.name, p) for p in chosen):
                         part = _Part(writer, segment, key.name)
                         parts.setdefault(key.name, []).append(part)
+        for pattern in chosen or ():
+            if not any(matches(name, pattern) for name in known):
+                names = ", ".join(map(repr, known)) or "none"
+                warnings.warn_explicit(
+                    f"no key of {self} matches {pattern!r}; it has {names}.",
+                    LoxWarning,
+                    *user_line(),
+                )
         keys = ((name, _joined(name, found)) for name, found in parts.items())
         return logdict()._with(keys)
 
