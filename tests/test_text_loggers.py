@@ -85,6 +85,16 @@ def test_numbers_of_every_kind_come_back(tmp_path, kind):
 
 
 @both
+def test_prng_keys_are_their_data(tmp_path, kind):
+    logger = lox.loggers.MultiLogger(KINDS[kind](tmp_path))
+    state = logger.init(0)
+    logger.log(state, {"key": jax.random.key(7)})
+    logger.finish(state)
+    found = read(tmp_path, kind)["key"][0]
+    assert (json.loads(found) if kind == "csv" else found) == [0, 7]
+
+
+@both
 def test_what_is_not_logged_together_has_rows_of_its_own(tmp_path, kind):
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)

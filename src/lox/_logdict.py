@@ -368,6 +368,8 @@ class logdict(dict[str, Any]):
 
     def _plain(self) -> "logdict":
         """The same with PRNG keys as their data, as which they leave a program."""
+        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(dict(self))):
+            return self
         return self._with((key, self._key(key).plain()) for key in self)
 
     def _groups(self) -> list[tuple[list[str], int]]:

@@ -82,6 +82,8 @@ class Logger:
     patience = 120.0
     # whether some program may log without order, so that rows may come after `finish`
     _unordered = False
+    # whether `write` takes typed PRNG keys; others get their data
+    _takes_keys = False
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = plain_config(config or {})
@@ -129,7 +131,7 @@ class Logger:
         """
         words = self._checked(state).words
         logs = self._logs(logs, steps)
-        if not is_outermost():
+        if not (self._takes_keys and is_outermost()):
             logs = logs._plain()
         self._hand_over((words, logs), Writes)
 

@@ -7,7 +7,7 @@ from lox._errors import LoxTypeError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
-from ._runs import _all_of
+from ._exit import all_of
 
 
 class MultiLogger(Logger):
@@ -18,6 +18,8 @@ class MultiLogger(Logger):
     Args:
         *loggers: the loggers. Their runs are begun and ended by this one.
     """
+
+    _takes_keys = True
 
     def __init__(self, *loggers: Logger) -> None:
         super().__init__()
@@ -41,10 +43,14 @@ class MultiLogger(Logger):
         return run.key
 
     def write(self, run: tuple[int, ...], logs: logdict) -> None:
-        _all_of(partial(logger._runs.write, run, logs) for logger in self.loggers)
+        plain = logs._plain()
+        all_of(
+            partial(logger._runs.write, run, logs if logger._takes_keys else plain)
+            for logger in self.loggers
+        )
 
     def close(self, run: Any) -> None:
-        _all_of(partial(logger._runs.close, run) for logger in self.loggers)
+        all_of(partial(logger._runs.close, run) for logger in self.loggers)
 
     def _wait(self) -> None:
-        _all_of(logger._wait for logger in self.loggers)
+        all_of(logger._wait for logger in self.loggers)

@@ -1,33 +1,26 @@
 """The open runs of a logger, on the host; and what becomes of logs that it refuses."""
 
-import atexit
 import contextlib
 import functools
-import os
-import pathlib
 import threading
-import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from lox import _compat
-from lox._errors import LoxError, LoxValueError, LoxWarning, StoreError
+from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events import user_line
 from lox._logdict import logdict
-from lox._saving import create_run, run_name
-from lox._store_writer import Writer
+from lox._saving import run_name
 
+from ._exit import all_of, in_use, known, out_of_use
 from ._queue import JobQueue
+from ._unsent import UNSENT, Unsent
 
 if TYPE_CHECKING:
     from ._base import Logger
 
 Words = tuple[int, ...]
-UNSENT = pathlib.Path(".lox") / "unsent"
 # what a backend may keep back before it is asked to send it
 _MOST_KEPT = 1000
 
@@ -46,7 +39,7 @@ class _OpenRun:
         # once the backend has failed, its logs go to the disk
         self.failed = False
         self.hangs = False
-        self.unsent: Writer | None = None
+        self.unsent: Unsent | None = None
         self.loses = False
 
 
@@ -61,10 +54,10 @@ class OpenRuns:
         self.name = type(logger).__name__
         self._keeps = logger._keeps_back()
         self._failures: set[str] = set()
-        self._begin_anew()
-        _all.add(self)
+        self.begin_anew()
+        known(self)
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
         """Without runs: at the beginning, and in a process that was forked."""
         self._lock = threading.RLock()
         # held while a run fails, and while what it does not take is kept
@@ -117,8 +110,7 @@ class OpenRuns:
                 self._refused(run, error, quietly=True)
                 refused = error
         self._open[words] = run
-        _in_use.add(self)
-        _register_close_all()
+        in_use(self)
         if self._queue is not None:
             self._put(functools.partial(self._begin, run))
         if refused is not None:
@@ -150,7 +142,7 @@ class OpenRuns:
                 return
             if self._queue is None:
                 if not self._open:
-                    _in_use.discard(self)
+                    out_of_use(self)
                 self._close(run)
                 self._raise_kept()
                 return
@@ -165,7 +157,7 @@ class OpenRuns:
             self._ending.add(words)
 
     def close_ending(self) -> None:
-        _all_of(functools.partial(self.close, words) for words in list(self._ending))
+        all_of(functools.partial(self.close, words) for words in list(self._ending))
 
     def wait(self) -> None:
         """Waits until the backend has all that it was given so far."""
@@ -175,12 +167,12 @@ class OpenRuns:
                 self._give_up(generation)
             with self._lock:
                 if not self._open:
-                    _in_use.discard(self)
+                    out_of_use(self)
         self._raise_kept()
 
     def close_all(self) -> None:
         closes = [functools.partial(self.close, words) for words in list(self._open)]
-        _all_of([*closes, self.wait])
+        all_of([*closes, self.wait])
 
     # --- for the backend -------------------------------------------------------------
 
@@ -280,11 +272,12 @@ class OpenRuns:
             known = quietly or repr(error) in self._failures
             self._failures.add(repr(error))
             try:
-                run.unsent = self._unsent(run.words)
+                config = getattr(self.logger, "config", {})
+                run.unsent = Unsent(self.name, run.words, config)
                 message += (
                     f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
                 )
-            except (LoxError, OSError) as other:
+            except Exception as other:
                 message += f"what it does not take is lost, since {other}"
             run.failed = True
             for each in (*run.kept, *logs):
@@ -293,30 +286,12 @@ class OpenRuns:
         if not known:  # 64 runs that fail for one reason say so once
             self._warn(run, message)
 
-    def _unsent(self, words: Words) -> Writer:
-        """A place for a run, and for none of another logger or of another day."""
-        name = f"{self.name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        number = 0
-        while True:
-            path = UNSENT / (f"{name}-{number}" if number else name)
-            try:
-                return Writer(create_run(path, "x", words, self.logger.config))
-            except StoreError:
-                if not path.exists():
-                    raise
-                number += 1
-
     def _keep(self, run: _OpenRun, logs: logdict) -> None:
         if run.unsent is None:  # of which a warning has told
             return
         try:
             with self._failing:
-                try:
-                    run.unsent.write(logs)
-                except LoxError:  # which one run cannot have together
-                    run.unsent.close()
-                    run.unsent = self._unsent(run.words)
-                    run.unsent.write(logs)
+                run.unsent.write(logs)
         except Exception as error:  # of the next ones, there may be room for some
             if not run.loses:
                 run.loses = True
@@ -339,64 +314,9 @@ class OpenRuns:
             raise error
 
 
-def _all_of(calls: Iterable[Callable[[], None]]) -> None:
-    """Calls all of them, and raises the first error only then."""
-    errors = []
-    for call in calls:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
 def _size(logs: logdict) -> int:
     size = 0
     for value in logs.values():
         leaves = (value,) if hasattr(value, "nbytes") else jax.tree.leaves(value)
         size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
     return size
-
-
-# A run that is open keeps its logger alive, until it is finished or Python exits.
-_in_use: set[OpenRuns] = set()
-_all: weakref.WeakSet[OpenRuns] = weakref.WeakSet()
-
-
-def _close_ending() -> None:
-    for runs in list(_in_use):
-        runs.close_ending()
-
-
-_compat.at_effects_barrier(_close_ending)
-
-
-def _close_all() -> None:
-    # programs that still run may log
-    with contextlib.suppress(Exception):
-        _compat.wait_for_callbacks()
-    _all_of([runs.close_all for runs in list(_in_use)])
-
-
-@functools.cache
-def _register_close_all() -> None:
-    """At exit, before a client closes what it has open by a hook of its own.
-
-    Such hooks run last in, first out, and a client in a thread of its own may be the
-    last one. What Python waits for threads with comes before them all.
-    """
-    with contextlib.suppress(AttributeError, RuntimeError):
-        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
-    atexit.register(_close_all)
-
-
-def _after_fork() -> None:
-    # the runs are those of the parent, and so is the thread that sends what is logged
-    _in_use.clear()
-    for runs in list(_all):
-        runs._begin_anew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -58,6 +58,8 @@ class SaveLogger(Logger):
         00000000-00000001 {'lr': 0.1} {'x': [1.0, 0.5, 0.25]}
     """
 
+    _takes_keys = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -1,0 +1,90 @@
+"""What becomes of open runs when a process ends, or is forked."""
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from lox import _compat
+
+
+class _Runs(Protocol):
+    def close_all(self) -> None: ...
+
+    def close_ending(self) -> None: ...
+
+    def begin_anew(self) -> None: ...
+
+
+# Runs that are open keep their logger alive, until they are finished or Python exits.
+_in_use: set[_Runs] = set()
+_all: weakref.WeakSet[_Runs] = weakref.WeakSet()
+
+
+def known(runs: _Runs) -> None:
+    """Those that a process that is forked has to forget."""
+    _all.add(runs)
+
+
+def in_use(runs: _Runs) -> None:
+    """From now on, they have to be closed at exit."""
+    _in_use.add(runs)
+    _register()
+
+
+def out_of_use(runs: _Runs) -> None:
+    _in_use.discard(runs)
+
+
+def all_of(calls: Iterable[Callable[[], None]]) -> None:
+    """Calls all of them, and raises the first error only then."""
+    errors = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _close_ending() -> None:
+    for runs in list(_in_use):
+        runs.close_ending()
+
+
+_compat.at_effects_barrier(_close_ending)
+
+
+def _close_all() -> None:
+    # programs that still run may log
+    with contextlib.suppress(Exception):
+        _compat.wait_for_callbacks()
+    all_of([runs.close_all for runs in list(_in_use)])
+
+
+@functools.cache
+def _register() -> None:
+    """At exit, before a client closes what it has open by a hook of its own.
+
+    Such hooks run last in, first out, and a client in a thread of its own may be the
+    last one. What Python waits for threads with comes before them all.
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):
+        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+    atexit.register(_close_all)
+
+
+def _after_fork() -> None:
+    # the runs are those of the parent, and so is the thread that sends what is logged
+    _in_use.clear()
+    for runs in list(_all):
+        runs.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
