@@ -450,7 +450,7 @@ def test_bad_logs_are_refused_and_the_run_goes_on():
 def test_states_of_other_loggers_are_refused():
     state = lox.loggers.SaveLogger("store").init(0)
     with pytest.raises(
-        lox.LoxValueError, match="one of a SaveLogger, and not of a Mem"
+        lox.LoxValueError, match="one of SaveLogger, and not of MemoryLogger"
     ):
         MemoryLogger().log(state, {"x": 1.0})
     with pytest.raises(lox.LoxTypeError, match="takes one logger or more"):

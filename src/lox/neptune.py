@@ -22,7 +22,7 @@ from .loggers._base import LoggerState
 from .loggers._functions import Functions
 from .loggers._neptune import NeptuneLogger as NeptuneLogger
 
-_functions = Functions(NeptuneLogger)
+_functions = Functions(NeptuneLogger, __name__)
 
 
 def init(key: Any = None, **options: Any) -> LoggerState:

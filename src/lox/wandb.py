@@ -20,7 +20,7 @@ from .loggers._base import LoggerState
 from .loggers._functions import Functions
 from .loggers._wandb import WandbLogger as WandbLogger
 
-_functions = Functions(WandbLogger)
+_functions = Functions(WandbLogger, __name__)
 
 
 def init(key: Any = None, **options: Any) -> LoggerState:

@@ -115,7 +115,7 @@ class Logger:
         """
         words = words_of(key)
         self._hand_over(words, Opens)
-        return LoggerState(jnp.array(words), type(self).__name__)
+        return LoggerState(jnp.array(words), self._kind)
 
     def finish(self, state: LoggerState) -> None:
         """Ends the runs; all that was logged to them is where it should be then."""
@@ -306,12 +306,16 @@ class Logger:
                 f"a logger needs the state that its `init` gave, not {state!r}: "
                 "`logger.tap(f, logger.init(key))`."
             )
-        if state.logger not in ("", type(self).__name__):
+        if state.logger not in ("", self._kind):
             raise LoxValueError(
-                f"this state is one of a {state.logger}, and not of a "
-                f"{type(self).__name__}: each logger has states of its own."
+                f"this state is one of {state.logger}, and not of {self._kind}: each "
+                "logger has states of its own."
             )
         return state
+
+    @property
+    def _kind(self) -> str:
+        return type(self).__name__
 
     def _keeps_back(self) -> bool:
         return type(self).flush is not Logger.flush

@@ -23,13 +23,15 @@ class Functions(Logger):
 
     Args:
         tracker: the class of the trackers, which takes what `init` is given.
+        module: the one that has the functions.
     """
 
     background = True
 
-    def __init__(self, tracker: type[Tracker]) -> None:
+    def __init__(self, tracker: type[Tracker], module: str) -> None:
         super().__init__()
         self._tracker = tracker
+        self._module = module
         # for the runs that are about to be opened
         self._given: dict[Words, Tracker] = {}
         self._runs.name = tracker.__name__  # which warnings speak of
@@ -43,7 +45,11 @@ class Functions(Logger):
             return _OpensFor(runs, shared, self._given, tracker)
 
         self._hand_over(words, opens)
-        return LoggerState(jnp.array(words), type(self).__name__)
+        return LoggerState(jnp.array(words), self._kind)
+
+    @property
+    def _kind(self) -> str:
+        return self._module
 
     def open(self, run: RunInfo) -> Any:
         # a state can come from a process that is gone, and its options with it

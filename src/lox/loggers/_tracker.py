@@ -111,14 +111,14 @@ class Tracker(Logger):
     def _table(self, columns: Columns) -> Table:
         table = Table(columns.length, columns.steps, {}, {}, {})
         for name, column in columns.values.items():
-            kind = self._kind(name, column)
+            kind = self._kind_of(name, column)
             if kind == "scalar":
                 table.scalars[name] = column.reshape(columns.length)
             elif kind != "other":
                 getattr(table, kind)[name] = column
         return table
 
-    def _kind(self, name: str, column: Array) -> str:
+    def _kind_of(self, name: str, column: Array) -> str:
         form = name, column.shape[1:], column.dtype.kind
         known = self._kinds.get(form)
         if known is None:
