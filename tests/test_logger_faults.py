@@ -191,6 +191,18 @@ def test_a_run_that_is_refused_stops_no_other():
     assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
 
 
+def test_a_state_whose_run_is_refused_later_loses_no_row():
+    lox.save({"x": 9.0}, "store", key=1)
+    states = lox.loggers.LoggerState(jnp.array([[0, 0], [0, 1], [0, 2]], jnp.uint32))
+    logger = lox.loggers.SaveLogger("store")
+    with pytest.raises(lox.StoreError, match="there is a run at store/00000000-000000"):
+        logger.tap(jax.vmap(scanned), states)(jnp.arange(3.0))
+    logger.finish(states)
+    assert lox.load("store", key=0)["x"].tolist() == [0, 1, 2]
+    assert lox.load("store", key=2)["x"].tolist() == [2, 3, 4]
+    assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
+
+
 def test_a_refused_init_under_vmap_is_raised_at_once():
     lox.save({"x": 9.0}, "store", key=1)
     logger = lox.loggers.SaveLogger("store")

@@ -39,6 +39,12 @@ class CallbackErrors:
             sink.failed = True
             self._kept.append((sink, error))
 
+    def keep_one(self, sink: "CallbackSink", error: BaseException) -> None:
+        """Keeps an error that stops nothing; of those that follow it, none."""
+        with self._lock:
+            if not any(other is sink for other, _ in self._kept):
+                self._kept.append((sink, error))
+
     def raise_any(self) -> None:
         """Raises what was kept, whoever's it is: at a barrier."""
         self._raise(lambda sink: True)

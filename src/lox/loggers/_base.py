@@ -17,11 +17,9 @@ from lox import _compat
 from lox._deliver import Options, deliver, finished
 from lox._errors import LoxTypeError, LoxValueError, StepError
 from lox._events import Event, user_source
-from lox._host import CallbackSink
 from lox._log import arrays_of
 from lox._logdict import logdict
 from lox._primitive import log_p
-from lox._runs import take_run
 from lox._saving import key_data, run_name
 from lox._spool import spool
 from lox._take import is_outermost, warn_unmatched
@@ -29,7 +27,7 @@ from lox._transform import Static, Transformed, check_callable, compiled
 
 from ._config import plain_config
 from ._runs import OpenRuns, Words
-from ._sinks import Closes, Opens, RunSink, Writes
+from ._sinks import Closes, Opens, RunSink, TapSink, Writes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -273,8 +271,8 @@ class Logger:
             self._unordered = True
 
         def form(outermost: bool) -> Any:
-            def build() -> tuple[Any, CallbackSink]:
-                sink = CallbackSink(lambda logs: runs.write(*take_run(logs)))
+            def build() -> tuple[Any, TapSink]:
+                sink = TapSink(runs)
 
                 def evaluate(closed: Any, args: Sequence[Any]) -> Any:
                     warn_unmatched(closed, options.selection, options.reduce, "tap")

@@ -125,12 +125,22 @@ class OpenRuns:
                     f"{self.name} got logs for the run {run_name(words)}, which is "
                     "finished. Begin a new one with `init`."
                 )
-            run = self._open.get(words) or self._start(words, late)
+            run = self._open.get(words)
+            error: Exception | None = None
+            if run is None:
+                try:
+                    run = self._start(words, late)
+                except (LoxError, LoxWarning) as raised:
+                    run, error = self._open.get(words), raised
+                    if run is None:
+                        raise
             if self._queue is None:
                 self._write(run, logs, late)
                 self._raise_kept()
-                return
-        self._put(functools.partial(self._write, run, logs), _size(logs))
+        if self._queue is not None:
+            self._put(functools.partial(self._write, run, logs), _size(logs))
+        if error is not None:
+            raise error
 
     def close(self, words: Words) -> None:
         """Ends a run; `wait` tells when it has ended."""

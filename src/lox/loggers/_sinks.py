@@ -9,6 +9,7 @@ import numpy as np
 from lox._errors import LoxError, LoxValueError
 from lox._host import CallbackSink, callback_errors
 from lox._logdict import logdict
+from lox._runs import take_run
 
 from ._runs import OpenRuns, Words
 
@@ -47,8 +48,21 @@ class RunSink(CallbackSink):
             try:
                 call()
             except LoxError as error:
-                callback_errors.keep(self, error)
-                self.failed = False
+                callback_errors.keep_one(self, error)
+
+
+class TapSink(CallbackSink):
+    """Takes events that know their run; one that is refused stops no other."""
+
+    def __init__(self, runs: OpenRuns) -> None:
+        super().__init__(self._write)
+        self._runs = runs
+
+    def _write(self, logs: logdict) -> None:
+        try:
+            self._runs.write(*take_run(logs))
+        except LoxError as error:
+            callback_errors.keep_one(self, error)
 
 
 class Opens(RunSink):
