@@ -56,6 +56,8 @@ class ConsoleLogger(Logger):
         100%  step 99  w 2.951e-05 ± 0  (64 runs, ... rows/s)
     """
 
+    _takes_keys = True
+
     def __init__(
         self,
         *,
