@@ -155,7 +155,10 @@ class Writer:
                         plan.segment.append_plain(plain, length, self._take(length))
                     return
             segments = []
-            for schema, arrays in records_of(logs):
+            records = list(records_of(logs))
+            for schema, _ in records:  # all of them, before one is written
+                self._check(schema)
+            for schema, arrays in records:
                 segment = self._segment(schema)
                 segment.append(arrays, self._take(len(arrays[0])))
                 segments.append(segment)
@@ -176,8 +179,6 @@ class Writer:
             return found
         if found is not None:
             found.close()
-        else:
-            self._check(schema)
         while True:
             path = self._directory / f"{self._begun:04d}"
             self._begun += 1
@@ -188,6 +189,8 @@ class Writer:
 
     def _check(self, schema: Schema) -> None:
         """Refuses rows that could not be loaded together with those before."""
+        if schema in self._segments:
+            return
         forms = {key.name: schema.form(key) for key in schema.keys}
         for name, form in forms.items():
             before = self._forms.get(name, form)

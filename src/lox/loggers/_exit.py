@@ -53,8 +53,7 @@ def all_of(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _close_ending() -> None:
-    for runs in list(_in_use):
-        runs.close_ending()
+    all_of([runs.close_ending for runs in list(_in_use)])
 
 
 _compat.at_effects_barrier(_close_ending)

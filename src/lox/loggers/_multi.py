@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from lox._errors import LoxTypeError
+from lox._errors import LoxTypeError, LoxWarning
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
@@ -34,7 +34,10 @@ class MultiLogger(Logger):
         begun: list[Logger] = []
         try:
             for logger in self.loggers:
-                logger._runs.open(run.key)
+                try:
+                    logger._runs.open(run.key)
+                except LoxWarning as warning:  # an error to the user, of another run
+                    self._runs.raise_later(warning)
                 begun.append(logger)
         except BaseException:  # all of them, or none
             for logger in begun:

@@ -15,8 +15,8 @@ from lox._logdict import logdict
 from lox._views import require
 
 from ._base import RunInfo
-from ._event_file import as_bytes, png
 from ._histogram import Array, binned
+from ._picture import as_bytes, png
 from ._tracker import Names, Table, Tracker
 
 # what Neptune would gather of the process, for each of its runs

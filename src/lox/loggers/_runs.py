@@ -167,7 +167,10 @@ class OpenRuns:
             self._ending.add(words)
 
     def close_ending(self) -> None:
-        all_of(functools.partial(self.close, words) for words in list(self._ending))
+        ending = list(self._ending)
+        if ending:
+            closes = [functools.partial(self.close, words) for words in ending]
+            all_of([*closes, self.logger._wait])
 
     def wait(self) -> None:
         """Waits until the backend has all that it was given so far."""
@@ -228,11 +231,13 @@ class OpenRuns:
             return
         try:
             self.logger.write(run.handle, logs)
-        except LoxError as error:
-            if late:
-                self._refused(run, error, logs)
-                return
-            raise  # logs that no run can have: the user hears of it at once
+        except LoxWarning as warning:  # an error to the user, but the logs are written
+            self.raise_later(warning)
+        except LoxError as error:  # these logs are wrong, and the run is not
+            if not late:
+                raise
+            self._set_aside(run, error, logs)
+            return
         except self._caught as error:
             self._refused(run, error, logs)
             return
@@ -274,27 +279,42 @@ class OpenRuns:
         *logs: logdict,
         quietly: bool = False,
     ) -> None:
-        """Keeps on disk what the backend does not take, and says so, once."""
+        """Keeps on disk what the backend does not take from now on, and says so."""
         with self._failing:
             if run.failed:  # a call that hung has come back after all
                 return
-            message = f"it failed with {error!r}. The program goes on; "
-            known = quietly or repr(error) in self._failures
-            self._failures.add(repr(error))
-            try:
+            kept, run.kept = run.kept, []
+            where = self._find_unsent(run)
+            run.failed = True
+            for each in (*kept, *logs):
+                self._keep(run, each)
+        if not quietly:
+            self._warn_of(run, error, "it failed with", where)
+
+    def _set_aside(self, run: _OpenRun, error: LoxError, logs: logdict) -> None:
+        """Keeps on disk what the backend cannot take; it gets what comes after."""
+        with self._failing:
+            where = self._find_unsent(run)
+            self._keep(run, logs)
+        self._warn_of(run, error, "it could not take some logs:", where)
+
+    def _find_unsent(self, run: _OpenRun) -> str:
+        """Sees that there is a place on disk, and says what becomes of logs there."""
+        try:
+            if run.unsent is None:
                 config = getattr(self.logger, "config", {})
                 run.unsent = Unsent(self.name, run.words, config)
-                message += (
-                    f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
-                )
-            except Exception as other:
-                message += f"what it does not take is lost, since {other}"
-            run.failed = True
-            for each in (*run.kept, *logs):
-                self._keep(run, each)
-            run.kept = []
-        if not known:  # 64 runs that fail for one reason say so once
-            self._warn(run, message)
+        except Exception as error:
+            return f"what it does not take is lost, since {error}"
+        return f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
+
+    def _warn_of(
+        self, run: _OpenRun, error: BaseException, what: str, where: str
+    ) -> None:
+        # 64 runs that fail for one reason say so once
+        if repr(error) not in self._failures:
+            self._failures.add(repr(error))
+            self._warn(run, f"{what} {error!r}. The program goes on; {where}")
 
     def _keep(self, run: _OpenRun, logs: logdict) -> None:
         if run.unsent is None:  # of which a warning has told

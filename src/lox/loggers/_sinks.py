@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from lox._errors import LoxError, LoxValueError
+from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._host import CallbackSink, callback_errors
 from lox._logdict import logdict
 from lox._runs import take_run
 
+from ._exit import all_of
 from ._runs import OpenRuns, Words
 
 
@@ -47,7 +48,7 @@ class RunSink(CallbackSink):
         for call in calls:
             try:
                 call()
-            except LoxError as error:
+            except (LoxError, LoxWarning) as error:
                 callback_errors.keep_one(self, error)
 
 
@@ -61,7 +62,7 @@ class TapSink(CallbackSink):
     def _write(self, logs: logdict) -> None:
         try:
             self._runs.write(*take_run(logs))
-        except LoxError as error:
+        except (LoxError, LoxWarning) as error:
             callback_errors.keep_one(self, error)
 
 
@@ -79,12 +80,10 @@ class Opens(RunSink):
 
 class Closes(RunSink):
     def take(self, payload: Any, late: bool) -> None:
-        for words in each_run(payload):
-            if late and (self.shared or self.runs.logger._unordered):
-                self.runs.close_late(words)
-            else:
-                self.runs.close(words)
-        self.runs.logger._wait()
+        later = late and (self.shared or self.runs.logger._unordered)
+        close = self.runs.close_late if later else self.runs.close
+        closes = [partial(close, words) for words in each_run(payload)]
+        all_of([*closes, self.runs.logger._wait])
 
 
 class Writes(RunSink):
@@ -109,8 +108,8 @@ class Writes(RunSink):
                 f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs. "
                 "Call it under `jax.vmap`, a lane with its own state."
             )
-        for one, lane in zip(words, lanes, strict=True):
-            self._write(one, lane, late)
+        pairs = zip(words, lanes, strict=True)
+        all_of(partial(self._write, one, lane, late) for one, lane in pairs)
 
 
 def each_run(words: Any) -> list[Words]:

@@ -47,17 +47,18 @@ def tables(logs: logdict) -> Iterator[Columns]:
 
 
 def _lanes(logs: logdict) -> Iterator[logdict]:
-    """The logs of each lane, if a run has several."""
-    lanes = logs.lanes() if _has_lanes(logs) else [logs]
-    if len(lanes) == 1 and not _has_lanes(lanes[0]):
-        yield lanes[0]
+    """The logs of each lane, if a run has several; of keys that have none, once."""
+    counts = {key: logs._key(key).lane_count() for key in logs}
+    if not any(count is not None for count in counts.values()):
+        yield logs
         return
-    for lane in lanes:
-        yield from _lanes(lane)
-
-
-def _has_lanes(logs: logdict) -> bool:
-    return any(logs._key(key).lane_count() is not None for key in logs)
+    for count in dict.fromkeys(counts.values()):
+        alike = logs._with((k, logs._key(k)) for k in logs if counts[k] == count)
+        if count is None:
+            yield alike
+            continue
+        for lane in alike.lanes():
+            yield from _lanes(lane)
 
 
 def free(name: str, taken: set[str]) -> str:

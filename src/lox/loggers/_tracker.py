@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,6 @@ class Table:
     scalars: dict[str, Array]
     histograms: dict[str, Array]
     images: dict[str, Array]
-
-    def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The scalars and the steps of each row, as Python numbers."""
-        scalars = [column.tolist() for column in self.scalars.values()]
-        steps = [column.tolist() for column in self.steps.values()]
-        for i in range(self.length):
-            yield (
-                {k: v[i] for k, v in zip(self.scalars, scalars, strict=True)},
-                {k: v[i] for k, v in zip(self.steps, steps, strict=True)},
-            )
 
 
 class Tracker(Logger):
@@ -83,8 +73,10 @@ class Tracker(Logger):
     def tables(self, logs: logdict) -> list[Table]:
         """The logs of one run, by what was logged together."""
         info = logs._info
-        if self._simple.get(id(info)) is info and len(logs) == len(info):
-            return [_simple_table(logs)]
+        if self._simple.get(id(info)) is info:
+            simple = _simple_table(logs)
+            if simple is not None:
+                return [simple]
         found = [self._table(columns) for columns in tables(logs)]
         if len(found) == 1 and _is_simple(logs, found[0]):
             if len(self._simple) > _MOST_SIMPLE:
@@ -175,28 +167,33 @@ _MOST_SIMPLE = 1000
 def _is_simple(logs: logdict, table: Table) -> bool:
     """Whether logs are one event, or a buffer of it, and numbers alone."""
     return (
-        not logs._mask
-        and all(
-            isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf"
-            for value in logs.values()
-        )
-        and list(table.scalars) == list(logs) == list(logs._info)
+        list(table.scalars) == list(logs)
         and all(info.ndims == (0,) for info in logs._info.values())
         and all(
             len(of) == len(logs) and len({id(step) for step in of.values()}) == 1
             for of in logs._steps.values()
         )
+        and _simple_table(logs) is not None
     )
 
 
-def _simple_table(logs: logdict) -> Table:
+def _simple_table(logs: logdict) -> Table | None:
+    """The one table that such logs are; None if they are none after all."""
+    values = logs.values()
+    if logs._mask or len(logs) != len(logs._info):
+        return None
+    for value in values:
+        if not isinstance(value, np.ndarray | np.generic):
+            return None
+        if value.ndim > 1 or value.dtype.kind not in "biuf":
+            return None
     scalars = {key: value.reshape(-1) for key, value in logs.items()}
     steps = {
         name: np.asarray(next(iter(of.values()))).reshape(-1)
         for name, of in logs._steps.items()
     }
-    length = len(next(iter(scalars.values())))
-    return Table(length, steps, scalars, {}, {})
+    lengths = {len(column) for column in (*scalars.values(), *steps.values())}
+    return None if len(lengths) > 1 else Table(lengths.pop(), steps, scalars, {}, {})
 
 
 class StepCounts:

@@ -14,8 +14,8 @@ from lox._logdict import logdict
 from lox._views import require
 
 from ._base import RunInfo
-from ._event_file import as_bytes
 from ._histogram import Array, binned
+from ._picture import as_bytes
 from ._tables import free
 from ._tracker import Names, Table, Tracker
 
