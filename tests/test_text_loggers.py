@@ -122,6 +122,18 @@ def test_a_run_that_exists_is_refused_unless_asked_for(tmp_path, kind):
         assert read(tmp_path, kind).x.tolist() == expected
     with pytest.raises(lox.StoreError, match='there is a run at .*`exists="resume"`'):
         KINDS[kind](tmp_path).init(0)
+    # a resumed run keeps its config, and one that is replaced does not
+    for exists, config, expected in (
+        ("overwrite", {"lr": 1}, {"lr": 1}),
+        ("resume", {"lr": 2}, {"lr": 1}),
+        ("overwrite", None, None),
+    ):
+        logger = KINDS[kind](tmp_path, config, exists)
+        logger.finish(logger.init(0))
+        found = list(tmp_path.glob("*.config.json"))
+        assert [json.loads(file.read_text()) for file in found] == [expected] * bool(
+            expected
+        )
     with pytest.raises(lox.LoxValueError, match="`exists` of `.*Logger` is 'maybe'"):
         KINDS[kind](tmp_path, exists="maybe")
 

@@ -46,13 +46,14 @@ class TextLogger(Logger):
                 f"say what to do with it: {REMEDY}."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        if run.config:
-            text = json.dumps(run.config, indent=2)
-            path.with_suffix(".config.json").write_text(text + "\n")
+        config = path.with_suffix(".config.json")
         if self._mode == "w":
             path.unlink(missing_ok=True)
+            config.unlink(missing_ok=True)
         elif path.exists():
             _cut_torn_line(path)
+        if run.config and not config.exists():  # which a resumed run keeps
+            config.write_text(json.dumps(run.config, indent=2) + "\n")
         # unbuffered: what a call has written is there, whatever happens to the process
         return io.FileIO(path, "a+")
 
