@@ -275,6 +275,26 @@ def test_warnings_as_errors_lose_no_row_of_those_that_work(background, order):
     assert sorted(len(run.load()["x"]) for run in unsent) == [3, 23, 23]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_warnings_as_errors_lose_no_state(background):
+    class NotThere(lox.loggers.Logger):
+        def open(self, run):
+            raise ConnectionError("no network")
+
+    NotThere.background = background
+    logger = NotThere()
+    state = logger.init(0)
+    logger._runs._queue is None or logger._runs._queue.join()
+    other = logger.init(1)
+    with pytest.raises(lox.LoxWarning, match="no network"):
+        logger.log(state, {"x": 1.0})
+    logger.log(other, {"x": 2.0})
+    logger.finish(state)
+    logger.finish(other)
+    kept = [run.load()["x"].item() for run in lox.runs(".lox/unsent")]
+    assert sorted(kept) == [1.0, 2.0]
+
+
 def test_at_exit_one_that_fails_stops_no_other():
     program = """
     import warnings

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from lox._errors import LoxTypeError, LoxWarning
+from lox._errors import LoxTypeError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
@@ -34,10 +34,7 @@ class MultiLogger(Logger):
         begun: list[Logger] = []
         try:
             for logger in self.loggers:
-                try:
-                    logger._runs.open(run.key)
-                except LoxWarning as warning:  # an error to the user, of another run
-                    self._runs.raise_later(warning)
+                logger._runs.open(run.key)
                 begun.append(logger)
         except BaseException:  # all of them, or none
             for logger in begun:

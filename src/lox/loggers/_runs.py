@@ -80,6 +80,9 @@ class OpenRuns:
     def open(self, words: Words, shared: bool = False, late: bool = False) -> None:
         """Begins a run.
 
+        It raises no warning that the user has made an error: the run's state would be
+        lost by it. The next call to the run does.
+
         Args:
             words: those of its key.
             shared: whether several devices may begin it, of which the first one does.
@@ -96,7 +99,6 @@ class OpenRuns:
                 )
             self._finished.discard(words)
             self._start(words, late)
-            self._raise_kept()
 
     def _start(self, words: Words, late: bool = False) -> _OpenRun:
         run = _OpenRun(words)
@@ -130,7 +132,7 @@ class OpenRuns:
             if run is None:
                 try:
                     run = self._start(words, late)
-                except (LoxError, LoxWarning) as raised:
+                except LoxError as raised:
                     run, error = self._open.get(words), raised
                     if run is None:
                         raise
@@ -139,6 +141,7 @@ class OpenRuns:
                 self._raise_kept()
         if self._queue is not None:
             self._put(functools.partial(self._write, run, logs), _size(logs))
+            self._raise_kept()
         if error is not None:
             raise error
 
@@ -157,6 +160,7 @@ class OpenRuns:
                 self._raise_kept()
                 return
         self._put(functools.partial(self._close, run))
+        self._raise_kept()
 
     def close_late(self, words: Words) -> None:
         """Ends a run once the program that asks for it has ended.
@@ -195,7 +199,6 @@ class OpenRuns:
         while not self._queue.put(job, size):
             self._give_up(generation)
             generation = self._queue.generation
-        self._raise_kept()
 
     def _give_up(self, generation: int) -> None:
         """The backend hangs: what it has not taken goes to the disk."""
