@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -261,6 +262,50 @@ def test_saved_runs_are_what_was_spooled(method):
         found = lox.load("store", key=keys[i])
         assert found == lox.spool(scanned)(1.0 * i)[1]
     assert lox.runs("store")[0].config == {"lr": 0.1}
+
+
+def logs_now_and_then(x, n):
+    """Logs before a loop and in it, in branches, and twice in a row."""
+
+    def branch(factor):
+        return lambda: lox.log({"branch": factor * x})
+
+    lox.log({"once": x, "both": 0.0}, step=0)
+    lax.scan(lambda c, i: (c, lox.log({"both": x * i}, step=i)), 0, jnp.arange(n))
+    for _ in range(2):
+        jax.jit(lambda: lox.log({"twice": x}))()
+    lax.cond(x > 1, branch(2), branch(3))
+    scanned(x, n)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "wrap"),
+    [
+        ({}, jax.vmap),
+        ({"interval": 2}, jax.jit),
+        ({"buffer": 2}, jax.vmap),
+        ({"reduce": "mean"}, jax.jit),
+        ({"reduce": {"x": "mean"}, "window": 2}, jax.jit),
+        ({"reduce": {"x": "mean"}, "window": 2, "buffer": 2}, jax.vmap),
+        ({"argnames": ["x", "both"], "prefix": "p/"}, jax.jit),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_what_is_saved_has_the_axes_of_what_is_spooled(options, n, wrap):
+    """Also where a loop has given a single row, which has a time axis."""
+    logger = lox.loggers.SaveLogger("store")
+    xs = jnp.float32(1.0) if wrap is not jax.vmap else jnp.arange(1.0, 4.0)
+    states = wrap(logger.init)(xs.astype(int))
+    f = partial(logs_now_and_then, n=n)
+    wrap(lambda state, x: logger.tap(f, state, **options)(x))(states, xs)
+    logger.finish(states)
+    spooling = {k: v for k, v in options.items() if k != "buffer"}
+    for x in np.ravel(xs):
+        expected = lox.spool(f, **spooling)(x)[1].compact()
+        found = lox.load("store", key=int(x))
+        assert found == expected
+        assert all(found[key].shape == expected[key].shape for key in expected)
 
 
 def test_prng_keys_are_saved_as_their_data_by_a_program():

@@ -17,7 +17,7 @@ from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._runs import with_run
 from ._stream import Stream
 from ._streams import Streams, emitting, groups
-from ._survey import logs_alike, survey
+from ._survey import logs_alike, repeated, survey
 from ._take import Taker, check_number, check_prefix, check_window
 from ._walk import State, Walk
 
@@ -97,7 +97,8 @@ def deliver(
         types = survey(closed, options.selection, options.reduction)
         check_window(options.window, types, "tap")
         streams = _streams(types, closed, options)
-    tapper = _Tapper(options, outermost, streams, sink, run is not None)
+    several = repeated(closed, options.selection)
+    tapper = _Tapper(options, outermost, streams, sink, run is not None, several)
     state: dict[str, Any] = streams.initial()
     if run is not None:
         state[RUN] = run
@@ -122,12 +123,14 @@ class _Tapper(Taker):
         streams: Streams,
         sink: CallbackSink,
         has_run: bool,
+        several: frozenset[str],
     ) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
         self._reductions: Reductions = options.reduction
         self._streams = streams
         self._sink = sink
         self._has_run = has_run
+        self._several = several
         self._ordered = options.ordered
         self._prefix = options.prefix
 
@@ -227,7 +230,7 @@ class _Tapper(Taker):
             )
             return event, operands.flat()
 
-        self._deliver_if(some, (state, some), opened, run)
+        self._deliver_if(some, (state, some), opened, run, once=stream.emits_late)
 
     def _deliver_if(
         self,
@@ -235,25 +238,30 @@ class _Tapper(Taker):
         held: Any,
         opened: Callable[[Any], tuple[Event, Sequence[Any]]],
         run: Any,
+        once: bool = False,
     ) -> None:
         """Delivers, if there is any, the event that `opened` makes of `held`."""
         fixed = jax.tree.map(jax.lax.stop_gradient, held)
 
         def body(again: Any) -> Any:
-            self._deliver(*opened(fixed), run)
+            self._deliver(*opened(fixed), run, once)
             return jnp.zeros_like(again)
 
         # on CPUs, a loop that runs once or never costs a fifth of a conditional
         jax.lax.while_loop(lambda go: go, body, jnp.any(some))
 
-    def _deliver(self, event: Event, operands: Sequence[Any], run: Any) -> None:
+    def _deliver(
+        self, event: Event, operands: Sequence[Any], run: Any, once: bool = False
+    ) -> None:
+        """Delivers an event; `once` if no other of its keys will be."""
+        several = tuple(key in self._several and not once for key in event.keys)
         if run is not None:
             event, operands = with_run(event, operands, run)
         # XLA crashes on order where only some axes of a mesh are manual
         ordered = self._ordered and not _compat.partly_manual()
         event = event.renamed(self._prefix)
         event = dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, quiet=False
+            event, sink=self._sink, ordered=ordered, several=several, quiet=False
         )
         log_p.bind(*operands, event=event)
 

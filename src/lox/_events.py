@@ -91,6 +91,8 @@ class Event:
     sink: Sink | None = None
     # whether the sink gets it in program order
     ordered: bool = False
+    # for each key, whether its program may log several rows; empty if nobody knows
+    several: tuple[bool, ...] = ()
     # what else its API knows of it
     what: Any = None
     # which of the events in a loop that JAX takes apart this is (see _hooks)

@@ -210,10 +210,11 @@ def _logdict(
 ) -> logdict:
     data: dict[str, Any] = {}
     info: dict[str, KeyInfo] = {}
+    several = dict(zip(event.keys, event.several, strict=False))
     for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True):
         data[key] = tree.unflatten(leaves)
         ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
-        info[key] = KeyInfo(stacked, lanes, ndims, event.tags)
+        info[key] = KeyInfo(stacked, lanes, ndims, event.tags, several.get(key))
     steps = {
         name: dict.fromkeys(event.keys, value)
         for name, value in zip(event.steps, parts.steps, strict=True)
@@ -247,8 +248,9 @@ def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
         return logs
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
-        for key, x in zip(keys, operands[:count], strict=True):
-            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.tags)
+        several = event.several or (None,) * count
+        for key, x, many in zip(keys, operands[:count], several, strict=True):
+            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.tags, many)
         return info
 
     return open_row

@@ -27,6 +27,8 @@ class KeyInfo(NamedTuple):
     ndims: tuple[int, ...]
     # those of the lines that logged it
     tags: tuple[str, ...] = ()
+    # of what comes as the program runs: whether its program may log several rows
+    several: bool | None = None
 
     def time_axis(self, leaf: Any, own: int) -> int:
         """Where the time axis is, or would be put."""

@@ -26,7 +26,7 @@ def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
     for names in _groups(compact):
         if not compact._key(names[0]).length():
             continue
-        stacked = compact._key(names[0]).info.stacked
+        stacked = _in_time(compact._key(names[0]))
         keys = [compact._key(name).stacked() for name in names]
         outer = [key.outer_lanes() for key in keys]
         keys = [key.arrays(_time_first) for key in keys]
@@ -76,12 +76,19 @@ def _groups(logs: logdict) -> list[list[str]]:
 def _together(first: Key, other: Key) -> bool:
     return (
         first.info.stacked == other.info.stacked
+        and _in_time(first) == _in_time(other)
         and first.info.lanes == other.info.lanes
         and first.outer_lanes() == other.outer_lanes()
         and first.length() == other.length()
         and equal(first.steps, other.steps)
         and (first.mask is other.mask or equal(first.mask, other.mask))
     )
+
+
+def _in_time(key: Key) -> bool:
+    """Whether a single row of it is to be loaded with a time axis."""
+    several = key.info.several
+    return key.info.stacked if several is None else several
 
 
 class Plan:

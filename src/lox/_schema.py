@@ -159,7 +159,7 @@ class Schema:
     Attributes:
         keys: the keys.
         steps: the steps by name, each a column.
-        stacked: whether the keys had a time axis.
+        stacked: whether a single row of them has a time axis.
         mask: which lanes happened, as a column; None if all did.
     """
 

@@ -219,8 +219,8 @@ class Run:
     def load(self, argnames: str | Iterable[str] | None = None) -> logdict:
         """What was logged, as NumPy arrays; of the keys that match, if any are given.
 
-        A key that was written once, without a time axis, has none; all others do. Other
-        keys are not read from disk.
+        A key has a time axis if its program logs it in a loop or several times, or if
+        there are several rows. Other keys are not read from disk.
         """
         patterns = [argnames] if isinstance(argnames, str) else argnames
         chosen = None if patterns is None else list(patterns)

@@ -5,14 +5,18 @@ shapes must be known by then. The survey evaluates the program's types alone, by
 very traversal that will evaluate its values later, and gives the types of all rows.
 """
 
+import functools
+import operator
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from . import _compat
 from ._events import Event, Selection
+from ._primitive import log_p
 from ._rows import Record, outline, rows_of
 from ._take import Taker
-from ._walk import State, Walk, events_of
+from ._walk import State, Walk, equations_with_events, events_of
 
 
 class _Surveyor(Taker):
@@ -54,6 +58,35 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
     like = next(iter(_compat.jaxprs_in(eqn.params)))
     new, tree, _ = _compat.trace(rows, avals, like)
     return tree.unflatten(new.out_avals)
+
+
+def repeated(closed: Any, selection: Selection) -> frozenset[str]:
+    """The keys that one run of a program may log several times."""
+    known: dict[int, Counter[str]] = {}
+
+    def counts_of(jaxpr: Any) -> Counter[str]:
+        """How often each key is logged; more than once is many."""
+        counts = known.get(id(jaxpr))
+        if counts is None:
+            counts = Counter[str]()
+            for eqn in equations_with_events(jaxpr):
+                counts += counts_in(eqn)
+            known[id(jaxpr)] = counts
+        return counts
+
+    def counts_in(eqn: Any) -> Counter[str]:
+        if eqn.primitive is log_p:
+            event = eqn.params["event"]
+            taken = event.keys if selection.takes_event(event) else ()
+            return Counter(filter(selection.takes_key, taken))
+        inside = map(counts_of, _compat.jaxprs_in(eqn.params))
+        if eqn.primitive.name == "cond":  # of its branches, one is taken
+            return functools.reduce(operator.or_, inside)
+        counts = functools.reduce(operator.add, inside)
+        many = eqn.primitive.name in ("scan", "while")
+        return counts + counts if many else counts
+
+    return frozenset(key for key, count in counts_of(closed).items() if count > 1)
 
 
 def logs_alike(first: Any, second: Any, selection: Selection, reductions: Any) -> bool:

@@ -296,6 +296,12 @@ def events_of(jaxpr: Any) -> tuple[Event, ...]:
     return _contents_of(jaxpr).events
 
 
+def equations_with_events(jaxpr: Any) -> list[Any]:
+    """The equations that log, or have something inside that may."""
+    equations = _compat.open_jaxpr(jaxpr).eqns
+    return [equations[i] for i in sorted(_contents_of(jaxpr).places)]
+
+
 def has_hidden_rules(eqn: Any) -> bool:
     """Whether an equation has derivative rules of the user's, at any depth."""
     if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
