@@ -1,5 +1,6 @@
 """Runs in MLflow's SQLite store, read back with its own client."""
 
+import subprocess
 import sys
 
 import jax
@@ -107,6 +108,25 @@ def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(uri):
     assert sorted(run.data.metrics.values()) == [1, 2, 3, 4, 5, 6]
     assert run.data.metrics["a_0_"] == 1 and run.data.metrics["a_0__1"] == 2
     assert run.data.metrics["_/x"] == 5
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("raise KeyError", "FAILED"), ("raise KeyboardInterrupt", "KILLED")],
+)
+def test_a_run_that_an_exception_has_ended_has_failed(uri, last, status):
+    program = f"""
+import lox.loggers
+logger = lox.loggers.MLflowLogger({last!r}, tracking_uri={uri!r})
+logger.finish(logger.init(1))
+logger.log(logger.init(2), {{"x": 1.0}})
+{last}
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
+    client, found = runs(uri, last)
+    first, second = (found[f"00000000-0000000{i}"] for i in (1, 2))
+    assert (first.info.status, second.info.status) == ("FINISHED", status)
+    assert history(client, second, "x")[1] == [1.0]
 
 
 def test_a_store_that_cannot_be_opened_stops_nothing(tmp_path):

@@ -55,6 +55,7 @@ class Written:
                 self.metrics[record.metric.name] = record.metric.step_metric
             elif kind == "exit":
                 self.ended = True
+                self.exit_code = record.exit.exit_code
 
     def add_config(self, config):
         for update in config.update:
@@ -535,6 +536,30 @@ def test_a_program_that_ends_without_finish_loses_nothing():
     first, second = (written()[f"00000000-0000000{i}"] for i in (1, 2))
     assert first.rows == [{"x": i} for i in range(300)]
     assert second.rows == [{"x": -i, "step": i} for i in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [("raise KeyError", 1), ("raise KeyboardInterrupt", 255), ("pass", 0)],
+)
+def test_a_run_that_an_exception_has_ended_has_failed(last, code):
+    run = python(
+        f"""
+        import lox.wandb
+        logger = lox.wandb.WandbLogger("tests", mode="offline")
+        logger.finish(logger.init(1))
+        logger.log(logger.init(2), {{"x": 1.0}})
+        try:
+            {{}}["caught"]
+        except KeyError:
+            pass
+        {last}
+        """
+    )
+    assert last.split()[-1] in run.stderr or not code
+    first, second = (written()[f"00000000-0000000{i}"] for i in (1, 2))
+    assert second.rows == [{"x": 1.0}]
+    assert (first.exit_code, second.exit_code) == (0, code)
 
 
 NO_KEY = """

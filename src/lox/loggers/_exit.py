@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -59,7 +60,20 @@ def _close_ending() -> None:
 _compat.at_effects_barrier(_close_ending)
 
 
+_exits = False
+
+
+def fatal_error() -> BaseException | None:
+    """The exception that ends Python, while its open runs are closed for it."""
+    # the last one that was printed, which does not end a session of commands
+    if not _exits or hasattr(sys, "ps1") or sys.flags.interactive:
+        return None
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 def _close_all() -> None:
+    global _exits
+    _exits = True
     # programs that still run may log
     with contextlib.suppress(Exception):
         _compat.wait_for_callbacks()

@@ -11,6 +11,7 @@ from lox._views import require
 
 from ._base import RunInfo
 from ._config import flat_config
+from ._exit import fatal_error
 from ._tracker import StepCounts, Tracker
 
 # what MLflow takes at a time
@@ -127,7 +128,10 @@ class MLflowLogger(Tracker):
             del run.metrics[:_MOST_METRICS]
 
     def close(self, run: _MLflowRun) -> None:
-        self._client.set_terminated(run.id)
+        error = fatal_error()
+        by_hand = isinstance(error, KeyboardInterrupt)
+        status = "FINISHED" if error is None else "KILLED" if by_hand else "FAILED"
+        self._client.set_terminated(run.id, status)
 
     def _remedy(self, name: str, is_real: bool) -> str:
         return super()._remedy(name, is_real=False)

@@ -14,6 +14,7 @@ from lox._logdict import logdict
 from lox._views import require
 
 from ._base import RunInfo
+from ._exit import fatal_error
 from ._histogram import Array, binned
 from ._picture import as_bytes
 from ._tables import free
@@ -128,7 +129,10 @@ class WandbLogger(Tracker):
                 run.run.log(dict(zip(names, row, strict=True)))
 
     def close(self, run: _WandbRun) -> None:
-        run.run.finish()
+        error = fatal_error()
+        by_hand = isinstance(error, KeyboardInterrupt)
+        # the codes that W&B itself gives to what it sees
+        run.run.finish(exit_code=0 if error is None else 255 if by_hand else 1)
 
     def _columns(self, table: Table) -> dict[str, list[Any]]:
         """What W&B is given, by name: a value for each row."""
