@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
+# Python compiles what it imports, which is a small part of what is installed
+INSTALL := --disable-pip-version-check install --quiet --no-compile
 
 .PHONY: help demo test soak lint types bench clean
 
@@ -16,8 +18,7 @@ help:
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip $(INSTALL) --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/ready
