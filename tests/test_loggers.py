@@ -1,5 +1,6 @@
 """Loggers: one run a vmapped seed, whatever JAX does around them."""
 
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -384,7 +385,23 @@ def test_of_several_loggers_all_begin_or_none():
     logger = lox.loggers.MultiLogger(memory, lox.loggers.SaveLogger("store"))
     with pytest.raises(lox.StoreError, match="there is a run at store"):
         logger.init(0)
-    assert len(memory.closed) == 1
+    assert not memory.runs
+
+
+@pytest.mark.parametrize("kind", ["SaveLogger", "CSVLogger", "JSONLinesLogger"])
+def test_a_run_that_one_refuses_is_begun_by_no_other(kind):
+    logger = getattr(lox.loggers, kind)
+    logger("second").init(1)
+    both = lox.loggers.MultiLogger(logger("first"), logger("second"))
+    with pytest.raises(lox.StoreError, match="there is a run at second"):
+        both.init(1)
+    with pytest.raises(lox.StoreError, match="there is a run at second"):
+        logger("second").init(jnp.array([[0, 0], [0, 1]], jnp.uint32))
+    assert not pathlib.Path("first").exists()
+    assert len(list(pathlib.Path("second").iterdir())) == 1
+    # so that, once the user has said what to do, it begins
+    other = lox.loggers.MultiLogger(logger("first"), logger("second", exists="resume"))
+    other.finish(other.init(1))
 
 
 def test_a_store_that_is_removed_while_it_is_written_is_reported():

@@ -35,35 +35,51 @@ _MODES = {
 }
 
 
+_REMEDY = '`mode="a"` appends, `mode="w"` replaces it'
+
+
+def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]:
+    """Raises if a run is refused; gives the names of what is in its directory."""
+    try:
+        names = _names_in(path)
+    except OSError as error:
+        raise StoreError(f"cannot make a run at {path}: {error}.") from error
+    if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
+        raise StoreError(f"{path} is there already, and is no run of lox's.")
+    if mode == "x" and _is_there(names):
+        raise StoreError(
+            f"there is a run at {path} already. Choose another place or key, or say "
+            f"what to do with it: {remedy}."
+        )
+    if mode == "a" and RUN_FILE in names:
+        Run(path)  # nothing is added to what could not be read afterwards
+    return names
+
+
 def create_run(
     path: pathlib.Path,
     mode: str,
     key: Any = None,
     config: Mapping[str, Any] | None = None,
-    remedy: str = '`mode="a"` appends, `mode="w"` replaces it',
+    remedy: str = _REMEDY,
 ) -> pathlib.Path:
     """Makes a run's directory, or finds it, as the mode says."""
+    names = check_run(path, mode, remedy)
+    if mode == "a" and RUN_FILE in names:
+        return path
     try:
-        names = _names_in(path)
-        if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
-            raise StoreError(f"{path} is there already, and is no run of lox's.")
-        # a process that was killed may have left rows, or nothing that counts
-        if any(name == RUN_FILE or WRITER.fullmatch(name) for name in names):
-            if mode == "x":
-                raise StoreError(
-                    f"there is a run at {path} already. Choose another place or key, "
-                    f"or say what to do with it: {remedy}."
-                )
-            if mode == "w":
-                _remove_rows(path, names)
-            elif RUN_FILE in names:
-                Run(path)  # nothing is added to what could not be read afterwards
-                return path
+        if mode == "w" and _is_there(names):
+            _remove_rows(path, names)
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / RUN_FILE, _about(path, key, config))
     except OSError as error:
         raise StoreError(f"cannot make a run at {path}: {error}.") from error
     return path
+
+
+def _is_there(names: list[str]) -> bool:
+    """Whether there is a run; what was killed may have left rows, or nothing."""
+    return any(name == RUN_FILE or WRITER.fullmatch(name) for name in names)
 
 
 def _names_in(path: pathlib.Path) -> list[str]:

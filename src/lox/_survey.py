@@ -79,10 +79,10 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
             event = eqn.params["event"]
             taken = event.keys if selection.takes_event(event) else ()
             return Counter(filter(selection.takes_key, taken))
+        # of the branches of a conditional, one is taken
+        join = operator.or_ if eqn.primitive.name == "cond" else operator.add
         inside = map(counts_of, _compat.jaxprs_in(eqn.params))
-        if eqn.primitive.name == "cond":  # of its branches, one is taken
-            return functools.reduce(operator.or_, inside)
-        counts = functools.reduce(operator.add, inside)
+        counts = functools.reduce(join, inside, Counter[str]())
         many = eqn.primitive.name in ("scan", "while")
         return counts + counts if many else counts
 

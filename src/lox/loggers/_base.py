@@ -321,9 +321,11 @@ class Logger:
     def _wait(self) -> None:
         self._runs.wait()
 
-    def _open(self, words: Words) -> Any:
-        config = getattr(self, "config", {})
-        return self.open(RunInfo(words, run_name(words), config))
+    def _info(self, words: Words) -> RunInfo:
+        return RunInfo(words, run_name(words), getattr(self, "config", {}))
+
+    def _check(self, run: RunInfo) -> None:
+        """Raises if `open` would refuse a run, and changes nothing."""
 
 
 class _Logged(Transformed):

@@ -30,6 +30,10 @@ class MultiLogger(Logger):
                 raise LoxTypeError(f"`MultiLogger` takes loggers, not {logger!r}.")
         self.loggers = loggers
 
+    def _check(self, run: RunInfo) -> None:
+        for logger in self.loggers:
+            logger._runs.check(run.key)
+
     def open(self, run: RunInfo) -> tuple[int, ...]:
         begun: list[Logger] = []
         try:

@@ -90,15 +90,23 @@ class OpenRuns:
                 one that fails, before the error is raised.
         """
         with self._lock:
-            if words in self._open:
-                if shared:
-                    return
-                raise LoxValueError(
-                    f"{self.name} has a run of the key {run_name(words)} open. Give "
-                    "each run a key of its own, or `finish` the other one first."
-                )
+            if shared and words in self._open:
+                return
+            self._check_new(words)
             self._finished.discard(words)
             self._start(words, late)
+
+    def check(self, words: Words) -> None:
+        """Raises if a run is refused, so that of several, all begin or none."""
+        self._check_new(words)
+        self.logger._check(self.logger._info(words))
+
+    def _check_new(self, words: Words) -> None:
+        if words in self._open:
+            raise LoxValueError(
+                f"{self.name} has a run of the key {run_name(words)} open. Give each "
+                "run a key of its own, or `finish` the other one first."
+            )
 
     def _start(self, words: Words, late: bool = False) -> _OpenRun:
         run = _OpenRun(words)
@@ -219,7 +227,7 @@ class OpenRuns:
     def _begin(self, run: _OpenRun) -> None:
         try:
             if not run.failed:
-                run.handle = self.logger._open(run.words)
+                run.handle = self.logger.open(self.logger._info(run.words))
                 run.begun = True
         except LoxError as error:
             if self._queue is None:

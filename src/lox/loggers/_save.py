@@ -7,7 +7,7 @@ from typing import Any
 
 from lox._errors import LoxValueError
 from lox._logdict import logdict
-from lox._saving import create_run
+from lox._saving import check_run, create_run
 from lox._store_writer import Writer
 
 from ._base import Logger, RunInfo
@@ -69,6 +69,9 @@ class SaveLogger(Logger):
         super().__init__(config)
         self._path = pathlib.Path(path)
         self._mode = mode_of(exists, "SaveLogger")
+
+    def _check(self, run: RunInfo) -> None:
+        check_run(self._path / run.name, self._mode, REMEDY)
 
     def open(self, run: RunInfo) -> Writer:
         path = self._path / run.name

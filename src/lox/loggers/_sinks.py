@@ -69,7 +69,10 @@ class TapSink(CallbackSink):
 class Opens(RunSink):
     def take(self, payload: Any, late: bool) -> None:
         if not late:
-            for words in each_run(payload):
+            runs = each_run(payload)
+            for words in runs:
+                self.runs.check(words)
+            for words in runs:
                 self.open(words, late)
             return
         self.each(partial(self.open, words, late) for words in each_run(payload))

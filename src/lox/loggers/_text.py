@@ -31,20 +31,27 @@ class TextLogger(Logger):
         self._path = pathlib.Path(path)
         self._mode = mode_of(exists, type(self).__name__)
 
-    def open_file(self, run: RunInfo) -> io.FileIO:
-        """The run's file, at its end; beside it goes what the run was made with."""
-        path = self._path / f"{run.name}{self.suffix}"
-        try:
-            return self._open_file(run, path)
-        except OSError as error:
-            raise StoreError(f"cannot make a run at {path}: {error}.") from error
+    def _path_of(self, run: RunInfo) -> pathlib.Path:
+        return self._path / f"{run.name}{self.suffix}"
 
-    def _open_file(self, run: RunInfo, path: pathlib.Path) -> io.FileIO:
+    def _check(self, run: RunInfo) -> None:
+        path = self._path_of(run)
         if self._mode == "x" and path.exists():
             raise StoreError(
                 f"there is a run at {path} already. Choose another place or key, or "
                 f"say what to do with it: {REMEDY}."
             )
+
+    def open_file(self, run: RunInfo) -> io.FileIO:
+        """The run's file, at its end; beside it goes what the run was made with."""
+        path = self._path_of(run)
+        try:
+            self._check(run)
+            return self._open_file(run, path)
+        except OSError as error:
+            raise StoreError(f"cannot make a run at {path}: {error}.") from error
+
+    def _open_file(self, run: RunInfo, path: pathlib.Path) -> io.FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         config = path.with_suffix(".config.json")
         if self._mode == "w":
