@@ -62,16 +62,17 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
 
 def repeated(closed: Any, selection: Selection) -> frozenset[str]:
     """The keys that one run of a program may log several times."""
-    known: dict[int, Counter[str]] = {}
+    known: dict[Any, Counter[str]] = {}
 
     def counts_of(jaxpr: Any) -> Counter[str]:
         """How often each key is logged; more than once is many."""
-        counts = known.get(id(jaxpr))
+        jaxpr = _compat.open_jaxpr(jaxpr)
+        counts = known.get(jaxpr)
         if counts is None:
             counts = Counter[str]()
             for eqn in equations_with_events(jaxpr):
                 counts += counts_in(eqn)
-            known[id(jaxpr)] = counts
+            known[jaxpr] = counts
         return counts
 
     def counts_in(eqn: Any) -> Counter[str]:
