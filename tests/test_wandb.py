@@ -627,8 +627,8 @@ def test_where_the_runs_are_is_told_once(monkeypatch, capsys):
         def __init__(self, **options):
             assert options["reinit"] == "create_new"
 
-        def finish(self):
-            pass
+        def finish(self, exit_code=None):
+            assert exit_code == 0
 
     monkeypatch.setattr(wandb, "init", Online)
     logger = offline(group="a group")
