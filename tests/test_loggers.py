@@ -404,6 +404,38 @@ def test_a_run_that_one_refuses_is_begun_by_no_other(kind):
     other.finish(other.init(1))
 
 
+def test_a_run_that_one_refuses_in_a_program_goes_to_the_others():
+    lox.save({"x": 0.0}, "store", key=1)
+    memory = MemoryLogger()
+    saved = lox.loggers.SaveLogger("store", config={"lr": 0.1})
+    logger = lox.loggers.MultiLogger(saved, memory)
+
+    def run(seed):
+        logger.tap(scanned, logger.init(seed))(1.0 * seed)
+
+    with pytest.warns(lox.LoxWarning, match="there is a run .* kept in '.lox/unsent'"):
+        jax.block_until_ready(jax.jit(jax.vmap(run))(jnp.arange(3)))
+        with pytest.raises(lox.StoreError, match="there is a run at"):
+            jax.effects_barrier()
+    expected = {seed: [seed, 2 * seed, 4 * seed] for seed in range(3)}
+    assert {key[1]: rows(found) for key, found in memory.runs.items()} == expected
+    assert lox.load("store", key=2)["x"].tolist() == expected[2]
+    assert lox.load("store", key=1)["x"].tolist() == 0.0
+    (unsent,) = lox.runs(".lox/unsent")
+    assert unsent.load()["x"].tolist() == expected[1] and unsent.config == {"lr": 0.1}
+
+
+def test_lanes_of_one_key_are_told_of_at_once():
+    logger = MemoryLogger()
+    run = jax.jit(jax.vmap(lambda x: logger.tap(scanned, logger.init(7))(x)))
+    with pytest.warns(lox.LoxWarning, match="each lane of a `jax.vmap`") as seen:
+        jax.block_until_ready(run(jnp.arange(3.0)))
+        with pytest.raises(lox.LoxValueError, match="fold_in"):
+            jax.effects_barrier()
+    assert len(seen) == 1
+    assert len(rows(logger.runs[0, 7])) == 9  # and nothing is lost
+
+
 def test_a_store_that_is_removed_while_it_is_written_is_reported():
     logger = lox.loggers.SaveLogger("store")
     state = logger.init(0)

@@ -39,11 +39,13 @@ class CallbackErrors:
             sink.failed = True
             self._kept.append((sink, error))
 
-    def keep_one(self, sink: "CallbackSink", error: BaseException) -> None:
+    def keep_one(self, sink: "CallbackSink", error: BaseException) -> bool:
         """Keeps an error that stops nothing; of those that follow it, none."""
         with self._lock:
-            if not any(other is sink for other, _ in self._kept):
+            first = not any(other is sink for other, _ in self._kept)
+            if first:
                 self._kept.append((sink, error))
+            return first
 
     def raise_any(self) -> None:
         """Raises what was kept, whoever's it is: at a barrier."""

@@ -324,6 +324,11 @@ class Logger:
     def _info(self, words: Words) -> RunInfo:
         return RunInfo(words, run_name(words), getattr(self, "config", {}))
 
+    def _begin(self, words: Words, late: bool) -> Any:
+        """Opens a run; `late` as in `OpenRuns.open`."""
+        del late
+        return self.open(self._info(words))
+
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would refuse a run, and changes nothing."""
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from lox._errors import LoxTypeError
+from lox._errors import LoxError, LoxTypeError
 from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
@@ -33,6 +33,17 @@ class MultiLogger(Logger):
     def _check(self, run: RunInfo) -> None:
         for logger in self.loggers:
             logger._runs.check(run.key)
+
+    def _begin(self, words: tuple[int, ...], late: bool) -> Any:
+        if not late:
+            return super()._begin(words, late)
+        # the program has gone on: those that do not refuse the run get its logs
+        for logger in self.loggers:
+            try:
+                logger._runs.open(words, late=True)
+            except LoxError as error:
+                self._runs.raise_later(error)
+        return words
 
     def open(self, run: RunInfo) -> tuple[int, ...]:
         begun: list[Logger] = []

@@ -66,8 +66,9 @@ class OpenRuns:
         self._finished: set[Words] = set()
         # those that are to end once nobody can log to them any more
         self._ending: set[Words] = set()
-        # of warnings that the user has made errors, in the worker's thread
-        self._error: Warning | None = None
+        # what to raise once nothing is lost by it: warnings that are errors to the
+        # user, and the refusal of one of several loggers
+        self._error: Warning | LoxError | None = None
         self._queue: JobQueue | None = None
         # what a backend may raise: in a thread of its own, it may also try to exit
         self._caught: type[BaseException] = Exception
@@ -95,6 +96,8 @@ class OpenRuns:
             self._check_new(words)
             self._finished.discard(words)
             self._start(words, late)
+            if late:  # then nobody waits for a state
+                self._raise_kept()
 
     def check(self, words: Words) -> None:
         """Raises if a run is refused, so that of several, all begin or none."""
@@ -104,8 +107,10 @@ class OpenRuns:
     def _check_new(self, words: Words) -> None:
         if words in self._open:
             raise LoxValueError(
-                f"{self.name} has a run of the key {run_name(words)} open. Give each "
-                "run a key of its own, or `finish` the other one first."
+                f"{self.name} has a run of the key {run_name(words)} open, whose logs "
+                "would come together with those of another. Give each run, and each "
+                "lane of a `jax.vmap`, a key of its own, such as "
+                "`jax.random.fold_in(key, i)`, or `finish` the other one first."
             )
 
     def _start(self, words: Words, late: bool = False) -> _OpenRun:
@@ -113,12 +118,12 @@ class OpenRuns:
         refused: LoxError | None = None
         if self._queue is None:
             try:
-                self._begin(run)
+                self._begin(run, late)
             except LoxError as error:
                 if not late:
                     raise
-                self._refused(run, error, quietly=True)
-                refused = error
+                where = self._refused(run, error, quietly=True)
+                refused = type(error)(f"{error} The program goes on; {where}")
         self._open[words] = run
         in_use(self)
         if self._queue is not None:
@@ -224,10 +229,10 @@ class OpenRuns:
             for job in self._queue.give_up():  # which only write to the disk now
                 job()
 
-    def _begin(self, run: _OpenRun) -> None:
+    def _begin(self, run: _OpenRun, late: bool = True) -> None:
         try:
             if not run.failed:
-                run.handle = self.logger.open(self.logger._info(run.words))
+                run.handle = self.logger._begin(run.words, late)
                 run.begun = True
         except LoxError as error:
             if self._queue is None:
@@ -289,11 +294,11 @@ class OpenRuns:
         error: BaseException,
         *logs: logdict,
         quietly: bool = False,
-    ) -> None:
+    ) -> str:
         """Keeps on disk what the backend does not take from now on, and says so."""
         with self._failing:
             if run.failed:  # a call that hung has come back after all
-                return
+                return ""
             kept, run.kept = run.kept, []
             where = self._find_unsent(run)
             run.failed = True
@@ -301,6 +306,7 @@ class OpenRuns:
                 self._keep(run, each)
         if not quietly:
             self._warn_of(run, error, "it failed with", where)
+        return where
 
     def _set_aside(self, run: _OpenRun, error: LoxError, logs: logdict) -> None:
         """Keeps on disk what the backend cannot take; it gets what comes after."""
@@ -345,8 +351,7 @@ class OpenRuns:
         except LoxWarning as error:
             self.raise_later(error)
 
-    def raise_later(self, error: Warning) -> None:
-        """Raises a warning that is an error to the user, when nothing is lost by it."""
+    def raise_later(self, error: Warning | LoxError) -> None:
         self._error = error
 
     def _raise_kept(self) -> None:

@@ -1,5 +1,7 @@
 """From a program to the runs of a logger: what it begins, writes and ends."""
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lox._errors import LoxError, LoxValueError, LoxWarning
+from lox._events import user_line
 from lox._host import CallbackSink, callback_errors
 from lox._logdict import logdict
 from lox._runs import take_run
@@ -49,7 +52,14 @@ class RunSink(CallbackSink):
             try:
                 call()
             except (LoxError, LoxWarning) as error:
-                callback_errors.keep_one(self, error)
+                _refused(self, error)
+
+
+def _refused(sink: CallbackSink, error: Exception) -> None:
+    """Keeps an error for the barrier, which may be hours away, and tells of it."""
+    if callback_errors.keep_one(sink, error) and isinstance(error, LoxError):
+        with contextlib.suppress(LoxWarning):  # the error says the same
+            warnings.warn_explicit(str(error), LoxWarning, *user_line())
 
 
 class TapSink(CallbackSink):
@@ -63,7 +73,7 @@ class TapSink(CallbackSink):
         try:
             self._runs.write(*take_run(logs))
         except (LoxError, LoxWarning) as error:
-            callback_errors.keep_one(self, error)
+            _refused(self, error)
 
 
 class Opens(RunSink):
