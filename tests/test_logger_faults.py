@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -281,6 +282,8 @@ def test_warnings_as_errors_lose_no_state(background):
         def open(self, run):
             raise ConnectionError("no network")
 
+        def write(self, run, logs): ...
+
     NotThere.background = background
     logger = NotThere()
     state = logger.init(0)
@@ -305,6 +308,7 @@ def test_at_exit_one_that_fails_stops_no_other():
     class Broken(lox.loggers.Logger):
         background = True
         def open(self, run): ...
+        def write(self, run, logs): ...
         def close(self, run):
             raise ConnectionError("no network")
 
@@ -469,7 +473,7 @@ def test_a_config_may_be_what_people_have(name):
         "shape": [1, 2],
         "array": [0, 1],
         "nested": {"rate": 0.1, "sizes": [1, 2]},
-        "function": repr(jnp.sin),
+        "function": "jax.numpy.sin",
         "1": None,
     }
     assert LOGGERS[name]("there", config=Config()).config["rate"] == 0.1
@@ -548,8 +552,77 @@ def test_states_of_other_loggers_are_refused():
         lox.LoxValueError, match="one of SaveLogger, and not of MemoryLogger"
     ):
         MemoryLogger().log(state, {"x": 1.0})
-    with pytest.raises(lox.LoxTypeError, match="takes one logger or more"):
-        lox.loggers.MultiLogger()
+    with pytest.raises(lox.LoxValueError, match="one of another SaveLogger"):
+        lox.loggers.SaveLogger("other").tap(scanned, state)
+    assert not pathlib.Path("other").exists()
+
+
+def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
+    program = """
+    import pickle, sys
+    import lox.loggers
+    logger = lox.loggers.SaveLogger("store", exists="resume")
+    state = logger.init(3)
+    logger.log(state, {"x": 1.0})
+    pickle.dump(state, open("state", "wb"))
+    """
+    assert python(program).returncode == 0
+    state = pickle.loads(pathlib.Path("state").read_bytes())
+    logger = lox.loggers.SaveLogger("store", exists="resume")
+    logger.tap(scanned, state)(2.0)
+    logger.finish(state)
+    assert lox.load("store", key=3)["x"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda logger, s: logger.tap(s, scanned), r"first.*`logger.tap\(f, state\)"),
+        (lambda logger, s: logger.spool(s, scanned), r"`logger.spool\(f, state\)"),
+        (
+            lambda logger, s: logger.spool(np.arange(1000), s),
+            r"array\(\[.{,60} of type ndarray.*not `logger.spool\(f\(x\), state\)`",
+        ),
+        (lambda logger, s: logger.log({"x": 1.0}, s), r"`logger.log\(state, logs\)`"),
+        (lambda logger, s: lox.loggers.MultiLogger([logger]), r"\(\*loggers\)"),
+        (lambda logger, s: lox.loggers.MultiLogger(), "takes one logger or more"),
+    ],
+)
+def test_mistakes_are_explained(call, message):
+    logger = MemoryLogger()
+    with pytest.raises(lox.LoxTypeError, match=message):
+        call(logger, logger.init(0))
+
+
+def test_mistakes_in_a_backend_are_explained():
+    class Misspelt(lox.loggers.Logger):
+        def open(self, run): ...
+
+        def wirte(self, run, logs): ...
+
+    with pytest.raises(lox.LoxTypeError, match="Misspelt has no method `write`"):
+        Misspelt().init(0)
+
+    class Mistaken(lox.loggers.Logger):
+        def open(self, run):
+            return {}
+
+        def write(self, run, logs):
+            run["nothing"]
+
+    logger = Mistaken()
+    line = Mistaken.write.__code__.co_firstlineno + 1
+    at = rf"KeyError\('nothing'\) at .*test_logger_faults.py:{line}\. The program"
+    with pytest.warns(lox.LoxWarning, match=at):
+        logger.log(logger.init(0), {"x": 1.0})
+
+
+def test_a_config_has_functions_by_their_names():
+    config = {"act": jnp.tanh, "loss": scanned, "kind": float}
+    logger = lox.loggers.SaveLogger("store", config)
+    assert logger.config["act"] == "jax.numpy.tanh"
+    assert logger.config["loss"].endswith("test_logger_faults.scanned")
+    assert logger.config["kind"] == "builtins.float"
 
 
 @pytest.mark.parametrize("name", LOGGERS)

@@ -209,7 +209,7 @@ def test_runs_of_a_store_by_their_keys(tmp_path):
     assert lox.load(tmp_path, key=jax.random.PRNGKey(3)) == {"seed": 3}
     with pytest.raises(lox.StoreError, match=r"store of 2 runs.*Say which"):
         lox.load(tmp_path)
-    with pytest.raises(lox.StoreError, match="no run of the key 7"):
+    with pytest.raises(lox.StoreError, match="no run of the key 00000000-00000007"):
         lox.load(tmp_path, key=7)
     with pytest.raises(lox.StoreError, match="there is no store at"):
         lox.runs(tmp_path / "elsewhere")

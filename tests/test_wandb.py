@@ -475,6 +475,10 @@ def test_mistakes_are_explained():
         lox.wandb.log(state, lox.logdict({"x": 1}), step=2)
     with pytest.raises(lox.LoxTypeError, match="needs a `key` inside `jax.jit`"):
         jax.jit(lambda: lox.wandb.init(mode="offline"))()
+    with pytest.raises(lox.LoxTypeError, match="'projct'.* Do you mean 'project'"):
+        lox.wandb.WandbLogger(projct="tests")
+    with pytest.raises(lox.LoxValueError, match="'offlin'; W&B has 'online', 'offl"):
+        lox.wandb.init(6, project="tests", mode="offlin")
     lox.wandb.log(state, {"x": np.arange(3)}, step=2)
     lox.wandb.finish(state)
     (run,) = written().values()

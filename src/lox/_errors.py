@@ -3,6 +3,8 @@
 Each one names the keys, the user's own line of the `lox.log` call, and the remedy.
 """
 
+from typing import Any
+
 __all__ = [
     "DtypeError",
     "LoxError",
@@ -59,3 +61,11 @@ class LoxWarning(UserWarning):
 
 for _name in __all__:
     globals()[_name].__module__ = "lox"
+
+
+def describe(x: Any) -> str:
+    """Something that the user gave, for a message of one line."""
+    text = " ".join(repr(x).split())
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return f"{text} of type {type(x).__name__}"

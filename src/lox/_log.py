@@ -1,13 +1,13 @@
 """`lox.log`: where events come from."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
 
 from . import _reduce
-from ._errors import LoxTypeError, StepError
+from ._errors import LoxTypeError, StepError, describe
 from ._events import Event, Source, user_source
 from ._logdict import RESERVED, logdict, reserved_step
 from ._primitive import log_p
@@ -16,7 +16,7 @@ from ._transform import is_array
 
 def log(
     data: Mapping[str, Any],
-    *,
+    *others: Never,
     tags: str | Iterable[str] = (),
     reduce: Any = None,
     prefix: str = "",
@@ -49,7 +49,13 @@ def log(
         >>> _ = f(3).block_until_ready()
         {'x': 3, 'y': 4}
     """
-    return log_from(user_source(), data, tags, reduce, prefix, explicit, steps)
+    source = user_source()
+    if others:
+        raise LoxTypeError(
+            f"`lox.log` at {source} got {describe(others[0])} beside the values. Steps "
+            'and options go by their names: `lox.log({"loss": loss}, step=i)`.'
+        )
+    return log_from(source, data, tags, reduce, prefix, explicit, steps)
 
 
 def log_from(
@@ -224,10 +230,3 @@ def _prefixed(checked: Any, prefix: str) -> Any:
     if isinstance(checked, tuple):
         return tuple((prefix + key, name) for key, name in checked)
     return checked
-
-
-def describe(x: Any) -> str:
-    text = repr(x)
-    if len(text) > 60:
-        text = f"{text[:57]}..."
-    return f"{text} of type {type(x).__name__}"

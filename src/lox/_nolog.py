@@ -48,7 +48,7 @@ def nolog(
         return lambda fun: nolog(
             fun, static_argnums=static_argnums, static_argnames=static_argnames
         )
-    check_callable(fun, "nolog")
+    check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
     run = compiled(fun, "nolog", lambda: (_evaluate, None), static)
     return _Nolog(fun, run)

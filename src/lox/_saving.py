@@ -342,7 +342,7 @@ def load(
     if key is not None:
         name = run_name(key_data(key))
         if not _is_run(where / name):
-            raise StoreError(f"the store at {where} has no run of the key {key!r}.")
+            raise StoreError(f"the store at {where} has no run of the key {name}.")
         return Run(where / name).load(argnames)
     if _is_run(where):
         return Run(where).load(argnames)

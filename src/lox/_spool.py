@@ -160,7 +160,7 @@ def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     """The function as it is inside another transformation, and outermost."""
     argnames, tags, keep_logs, interval, reduce, prefix, window, capacity = given[:8]
     static_args = given[8:]
-    check_callable(fun, "spool")
+    check_callable(fun, "lox.spool")
     selection = Selection.of(argnames, tags)
     every = check_number(interval, "interval", "lox.spool")
     width = check_number(window, "window", "lox.spool")

@@ -171,7 +171,7 @@ def tap(
     }
     if fun is None:
         return lambda fun: tap(fun, **given)
-    check_callable(fun, "tap")
+    check_callable(fun, "lox.tap")
     if callback is not None and not callable(callback):
         raise LoxTypeError(
             f"`callback` of `lox.tap` must be a function of a `lox.logdict`, not "

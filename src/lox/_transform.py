@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._errors import LoxTypeError
+from ._errors import LoxTypeError, describe
 
 # What becomes of a traced function: its closed jaxpr and flat arguments, to the flat
 # results and whatever the transformation adds.
@@ -381,12 +381,19 @@ def compiled(
     return _cache.get(fun, (key, static), make)
 
 
-def check_callable(fun: Any, name: str, api: str = "lox") -> None:
+def check_callable(fun: Any, name: str, rest: str = "") -> None:
+    """Raises if what a transformation is given is no function.
+
+    Args:
+        fun: what it is given.
+        name: the transformation, as it is called.
+        rest: its other arguments, for example.
+    """
     if not callable(fun):
         raise LoxTypeError(
-            f"`{api}.{name}` transforms a function, but got {fun!r} of type "
-            f"{type(fun).__name__}. Pass the function itself, not the result of "
-            f"calling it: `{api}.{name}(f)(x)`, not `{api}.{name}(f(x))`."
+            f"`{name}` transforms a function, but got {describe(fun)}. Pass the "
+            f"function itself, not the result of calling it: `{name}(f{rest})(x)`, not "
+            f"`{name}(f(x){rest})`."
         )
 
 

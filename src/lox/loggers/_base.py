@@ -6,6 +6,7 @@ A backend is three methods on NumPy values: `open` a run, `write` logs to it, an
 
 import dataclasses
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,6 +50,10 @@ class RunInfo:
     config: Mapping[str, Any]
 
 
+# by what tells their states from those of others
+_alive: "weakref.WeakValueDictionary[str, Logger]" = weakref.WeakValueDictionary()
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LoggerState:
@@ -90,11 +95,11 @@ class Logger:
 
     def open(self, run: RunInfo) -> Any:
         """Begins a run, and gives whatever `write` needs to find it again."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `open`")
+        raise NotImplementedError
 
     def write(self, run: Any, logs: logdict) -> None:
         """Writes logs of NumPy values, with a time axis if they are several rows."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `write`")
+        raise NotImplementedError
 
     def flush(self, run: Any) -> None:
         """Sends what `write` has kept back, if it does; called when there is time."""
@@ -207,6 +212,7 @@ class Logger:
 
         The options are those of `lox.spool`.
         """
+        self._check_call(fun, state, "spool")
         spooled = spool(
             fun,
             argnames,
@@ -220,7 +226,6 @@ class Logger:
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )
-        self._checked(state)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result, logs = spooled(*args, **kwargs)
@@ -251,8 +256,8 @@ class Logger:
         The options are those of `lox.tap`.
         """
         name = f"{type(self).__name__}.tap"
-        check_callable(fun, name, "loggers")
-        words = self._checked(state).words
+        self._check_call(fun, state, "tap")
+        words = state.words
         options = Options.checked(
             name,
             argnames,
@@ -295,25 +300,52 @@ class Logger:
     def _runs(self) -> OpenRuns:
         # not in `__init__`, which a backend may forget to call
         found = self.__dict__.get("_open_runs")
+        for method in ("open", "write") if found is None else ():
+            if getattr(type(self), method) is getattr(Logger, method):
+                raise LoxTypeError(
+                    f"{type(self).__name__} has no method `{method}`: a logger has "
+                    "`open(self, run)` and `write(self, run, logs)`."
+                )
         # of two threads at once, one makes it
         return found or self.__dict__.setdefault("_open_runs", OpenRuns(self))
+
+    def _check_call(self, fun: Any, state: Any, method: str) -> None:
+        if isinstance(fun, LoggerState):
+            raise LoxTypeError(
+                f"`{type(self).__name__}.{method}` takes the function first, and then "
+                f"the state: `logger.{method}(f, state)(x)`."
+            )
+        check_callable(fun, f"logger.{method}", ", state")
+        self._checked(state)
 
     def _checked(self, state: Any) -> LoggerState:
         if not isinstance(state, LoggerState):
             raise LoxTypeError(
-                f"a logger needs the state that its `init` gave, not {state!r}: "
-                "`logger.tap(f, logger.init(key))`."
+                f"a logger needs the state that its `init` gave, not {state!r:.80}: "
+                "`state = logger.init(key)`, and then `logger.tap(f, state)`, "
+                "`logger.log(state, logs)` or `logger.finish(state)`."
             )
-        if state.logger not in ("", self._kind):
+        kind, _, _ = state.logger.partition(" ")
+        mine, _, _ = self._kind.partition(" ")
+        # one that is gone, as after a restart, may leave its states to another
+        is_others = kind != mine or state.logger in _alive
+        if state.logger not in ("", self._kind) and is_others:
+            other = f"another {mine}" if kind == mine else f"{kind}, and not of {mine}"
             raise LoxValueError(
-                f"this state is one of {state.logger}, and not of {self._kind}: each "
-                "logger has states of its own."
+                f"this state is one of {other}: each logger has states of its own, "
+                "which its `init` gives."
             )
         return state
 
     @property
     def _kind(self) -> str:
-        return type(self).__name__
+        """What tells its states from those of others."""
+        found: str | None = self.__dict__.get("_own_kind")
+        if found is None:
+            name = f"{type(self).__name__} {secrets.token_hex(4)}"
+            found = self.__dict__.setdefault("_own_kind", name)
+            _alive[found] = self
+        return found
 
     def _keeps_back(self) -> bool:
         return type(self).flush is not Logger.flush

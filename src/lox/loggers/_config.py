@@ -42,6 +42,9 @@ def _plain(value: Any) -> Any:
         return [_plain(x) for x in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if callable(value):  # without its address, which says nothing
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        return f"{value.__module__}.{name}" if isinstance(name, str) else repr(value)
     return repr(value)
 
 

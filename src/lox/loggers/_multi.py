@@ -27,7 +27,10 @@ class MultiLogger(Logger):
             raise LoxTypeError("`MultiLogger` takes one logger or more.")
         for logger in loggers:
             if not isinstance(logger, Logger):
-                raise LoxTypeError(f"`MultiLogger` takes loggers, not {logger!r}.")
+                raise LoxTypeError(
+                    f"`MultiLogger` takes loggers, not {logger!r:.80}; of a list of "
+                    "them, `MultiLogger(*loggers)`."
+                )
         self.loggers = loggers
 
     def _check(self, run: RunInfo) -> None:

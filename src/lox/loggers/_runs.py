@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import inspect
 import threading
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -331,7 +333,8 @@ class OpenRuns:
         # 64 runs that fail for one reason say so once
         if repr(error) not in self._failures:
             self._failures.add(repr(error))
-            self._warn(run, f"{what} {error!r}. The program goes on; {where}")
+            at = _line_of(self.logger, error)
+            self._warn(run, f"{what} {error!r}{at}. The program goes on; {where}")
 
     def _keep(self, run: _OpenRun, logs: logdict) -> None:
         if run.unsent is None:  # of which a warning has told
@@ -358,6 +361,16 @@ class OpenRuns:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _line_of(logger: Any, error: BaseException) -> str:
+    """The line of a backend of the user's own that raised."""
+    if type(logger).__module__.partition(".")[0] == "lox":
+        return ""
+    file = inspect.getsourcefile(type(logger).open)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _size(logs: logdict) -> int:

@@ -1,6 +1,8 @@
 """What loggers for trackers share: a tracker draws curves of numbers."""
 
 import dataclasses
+import difflib
+import inspect
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -223,6 +225,23 @@ class StepCounts:
         first = max((self._counts.get(name, 0) for name in names), default=0)
         self._counts |= dict.fromkeys(names, first + table.length)
         return np.arange(first, first + table.length)
+
+
+def check_options(
+    options: Mapping[str, Any], function: Any, logger: str, name: str
+) -> None:
+    """Raises if a logger is given what the function of its client does not take."""
+    known = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        return
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, 1)
+            meant = f" Do you mean {close[0]!r}?" if close else ""
+            raise LoxTypeError(
+                f"`{logger}` has no option {option!r}, and `{name}` has none either."
+                f"{meant}"
+            )
 
 
 def _patterns(names: Names) -> tuple[str, ...]:

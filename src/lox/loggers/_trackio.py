@@ -14,7 +14,7 @@ from ._base import RunInfo
 from ._histogram import binned
 from ._picture import as_bytes
 from ._tables import free
-from ._tracker import Names, StepCounts, Table, Tracker
+from ._tracker import Names, StepCounts, Table, Tracker, check_options
 
 _BINS = 64
 
@@ -55,6 +55,7 @@ class TrackioLogger(Tracker):
     ) -> None:
         super().__init__(config, step, histograms, images)
         self._trackio = require("trackio", "trackio", "`TrackioLogger`")
+        check_options(options, self._trackio.init, "TrackioLogger", "trackio.init")
         quiet = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
         self._announced = False
         self._options = {"project": project, "group": group, **quiet, **options}

@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import time
+import typing
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from ._exit import fatal_error
 from ._histogram import Array, binned
 from ._picture import as_bytes
 from ._tables import free
-from ._tracker import Names, Table, Tracker
+from ._tracker import Names, Table, Tracker, check_options
 
 # 64 runs would print ten lines each, and each record what the program prints
 _QUIET = {"silent": True, "console": "off"}
@@ -75,6 +76,8 @@ class WandbLogger(Tracker):
     ) -> None:
         super().__init__(config, step, histograms, images)
         self._wandb = require("wandb", "wandb", "`WandbLogger`")
+        check_options(options, self._wandb.init, "WandbLogger", "wandb.init")
+        self._check_mode(options.get("mode"))
         if self._images:
             self._pillow = require("PIL.Image", "wandb", "`images` of `WandbLogger`")
         # whether the next run is the first one with settings of ours
@@ -89,6 +92,15 @@ class WandbLogger(Tracker):
         self._may_log_in = False
         # why the server could not be reached, and when to try again
         self._failure: tuple[Exception, float] | None = None
+
+    def _check_mode(self, mode: Any) -> None:
+        field = self._wandb.Settings.model_fields.get("mode")
+        modes = typing.get_args(field and field.annotation)
+        if mode is not None and modes and mode not in modes:
+            raise LoxValueError(
+                f"`mode` of `WandbLogger` is {mode!r}; W&B has "
+                f"{', '.join(map(repr, modes))}."
+            )
 
     def open(self, run: RunInfo) -> _WandbRun:
         began = time.monotonic()
