@@ -563,7 +563,7 @@ def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
     import lox.loggers
     logger = lox.loggers.SaveLogger("store", exists="resume")
     state = logger.init(3)
-    logger.log(state, {"x": 1.0})
+    logger.log(state, {"x": 1.0}, step=0)
     pickle.dump(state, open("state", "wb"))
     """
     assert python(program).returncode == 0

@@ -279,8 +279,9 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     for other in parts[1:]:
         if _form(other) != _form(first):
             raise StoreError(
-                f"{name!r} was written in two forms: {_form(first)} in "
-                f"{first.segment} and {_form(other)} in {other.segment}. Load the "
+                f"{name!r} was written in two forms: with "
+                f"{first.segment.schema.form(first.key)} in {first.segment}, and with "
+                f"{other.segment.schema.form(other.key)} in {other.segment}. Load the "
                 "other keys by their names."
             )
     leaves = [part.leaves() for part in parts]
