@@ -91,22 +91,33 @@ def _in_time(key: Key) -> bool:
     return key.info.stacked if several is None else several
 
 
-class Plan:
-    """How logs like these were written, so that the next need no second thought.
+def _alike(x: Any, y: Any) -> bool:
+    """Whether two are the same array, to the bit; only if that is quick to tell."""
+    if x is y:
+        return True
+    return (
+        isinstance(x, np.ndarray | np.generic)
+        and x.dtype == y.dtype
+        and x.shape == y.shape
+        and x.tobytes() == y.tobytes()
+    )
 
-    Logs that come again and again share the description of their axes, and so are told
-    by its identity.
-    """
+
+class Plan:
+    """How logs like these were written, so that the next need no second thought."""
 
     def __init__(self, logs: logdict, segment: Any) -> None:
         self.segment = segment
-        self._info = logs._info
         self._names = tuple(logs)
-        self._steps = tuple(logs._steps)
         self.stacked = logs._key(self._names[0]).info.stacked
         steps = [of[self._names[0]] for of in logs._steps.values()]
         start = int(self.stacked)
         self._form = [(x.dtype, x.shape[start:]) for x in (*logs.values(), *steps)]
+
+    @staticmethod
+    def form_of(logs: logdict) -> Any:
+        """By which those that may be alike are told."""
+        return tuple(logs), tuple(logs._steps), tuple(logs._info.items())
 
     @staticmethod
     def serves(logs: logdict) -> bool:
@@ -114,35 +125,34 @@ class Plan:
             not logs._mask
             and len(logs) == len(logs._info)
             and all(
-                type(value) is np.ndarray
+                isinstance(value, np.ndarray | np.generic)
                 and value.dtype.kind in "biufc"
                 and value.dtype.isnative
                 and not hasattr(ml_dtypes, value.dtype.name)
                 for value in logs.values()
             )
             and not any(logs._key(name).outer_lanes() for name in logs)
-            and all(name in of for of in logs._steps.values() for name in logs)
+            and all(
+                isinstance(of.get(name), np.ndarray | np.generic)
+                for of in logs._steps.values()
+                for name in logs
+            )
         )
 
     def arrays(self, logs: logdict) -> list[Any] | None:
         """What to write of logs like these; None if they are not."""
-        if logs._info is not self._info or logs._mask:
-            return None
-        if tuple(logs) != self._names or tuple(logs._steps) != self._steps:
+        if logs._mask or len(logs._info) != len(logs):
             return None
         first, *others = self._names
         arrays = list(logs.values())
+        arrays += (of.get(first) for of in logs._steps.values())
+        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+            return None
         for of in logs._steps.values():
-            step = of.get(first)
-            if any(of.get(other) is not step for other in others):
+            if not all(_alike(of.get(other), of[first]) for other in others):
                 return None
-            arrays.append(step)
         length = arrays[0].shape[:1] if self.stacked else ()
         for array, (dtype, shape) in zip(arrays, self._form, strict=True):
-            if (
-                type(array) is not np.ndarray
-                or array.dtype != dtype
-                or array.shape != length + shape
-            ):
+            if array.dtype != dtype or array.shape != length + shape:
                 return None
         return arrays

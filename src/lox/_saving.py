@@ -22,7 +22,7 @@ from ._events import Event, user_line, user_source
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._primitive import log_p
-from ._store import RUN_FILE, TEMPORARY, VERSION, WRITER, write_json
+from ._store import RUN_FILE, TEMPORARY, VERSION, WRITER, shown, write_json
 from ._store_reader import Run
 from ._store_writer import Writer
 from ._take import is_outermost
@@ -43,13 +43,13 @@ def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]
     try:
         names = _names_in(path)
     except OSError as error:
-        raise StoreError(f"cannot make a run at {path}: {error}.") from error
+        raise StoreError(f"cannot make a run at {shown(path)}: {error}.") from error
     if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
-        raise StoreError(f"{path} is there already, and is no run of lox's.")
+        raise StoreError(f"{shown(path)} is there already, and is no run of lox's.")
     if mode == "x" and _is_there(names):
         raise StoreError(
-            f"there is a run at {path} already. Choose another place or key, or say "
-            f"what to do with it: {remedy}."
+            f"there is a run at {shown(path)} already. Choose another place or key, "
+            f"or say what to do with it: {remedy}."
         )
     if mode == "a" and RUN_FILE in names:
         Run(path)  # nothing is added to what could not be read afterwards
@@ -71,9 +71,12 @@ def create_run(
         if mode == "w" and _is_there(names):
             _remove_rows(path, names)
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / RUN_FILE, _about(path, key, config))
+        write_json(path / RUN_FILE, _about(path, key, config), new=mode == "x")
+    except FileExistsError:  # another process was quicker
+        check_run(path, mode, remedy)
+        raise
     except OSError as error:
-        raise StoreError(f"cannot make a run at {path}: {error}.") from error
+        raise StoreError(f"cannot make a run at {shown(path)}: {error}.") from error
     return path
 
 
@@ -90,7 +93,7 @@ def _names_in(path: pathlib.Path) -> list[str]:
     except NotADirectoryError:
         if path.exists():
             raise StoreError(
-                f"{path} is there already, and is no run of lox's."
+                f"{shown(path)} is there already, and is no run of lox's."
             ) from None
         raise
 
@@ -141,6 +144,8 @@ def _about(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> An
 
 def key_data(key: Any) -> Any:
     """The words of a PRNG key: typed, raw, or made of a number."""
+    if isinstance(key, np.ndarray) and key.ndim == 0:
+        key = key[()]
     if isinstance(key, int | np.integer):
         if not 0 <= key < 2**64:
             raise LoxValueError(
@@ -175,7 +180,16 @@ class _Writers:
     _MOST = 64
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # those of the process that this one was forked from: not ours to close
+        self._inherited: list[Any] = []
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """At the beginning, and in a process that was forked."""
+        if hasattr(self, "_open"):
+            self._inherited.append(self._open)
+        # a handler of a signal may save as well, amidst another save
+        self._lock = threading.RLock()
         self._open: collections.OrderedDict[Any, Writer] = collections.OrderedDict()
 
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
@@ -193,7 +207,7 @@ class _Writers:
                 writer.write(logs)
             except OSError as error:
                 self._close(name)
-                raise StoreError(f"cannot write to {path}: {error}.") from error
+                raise StoreError(f"cannot write to {shown(path)}: {error}.") from error
 
     def _close(self, name: Any) -> None:
         writer = self._open.pop(name, None)
@@ -209,6 +223,8 @@ class _Writers:
 
 _writers = _Writers()
 atexit.register(_writers.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writers.begin_anew)
 
 
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:

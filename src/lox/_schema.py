@@ -53,7 +53,11 @@ class Column:
         if self.impl is not None:
             rows = jax.random.key_data(rows)
         array = np.asarray(rows)
-        return array if array.dtype == self.stored else array.view(self.stored)
+        if array.dtype == self.stored:
+            return array
+        if array.dtype.newbyteorder("<") == self.stored:
+            return array.astype(self.stored)
+        return array.view(self.stored)
 
     def decode(self, rows: Any) -> Any:
         dtype = _dtype(self.dtype)

@@ -29,6 +29,8 @@ RUN_FILE = "run.json"
 WRITER = re.compile(r"writer-(\d{4,})")
 SEGMENT = re.compile(r"(\d{4,})\.json")
 TEMPORARY = "~"  # how the name of a file ends that is not whole yet
+# more than any description of a run or of records
+_MOST_JSON = 2**28
 # a position in a segment, the number of the event there in its writer, and a checksum
 PLACE = np.dtype([("row", "<u8"), ("number", "<u8"), ("crc32", "<u8")])
 
@@ -44,8 +46,21 @@ def file_size(path: pathlib.Path) -> int:
     return status.st_size
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Writes a file that is there as a whole, or not at all."""
+def shown(path: pathlib.Path) -> str:
+    """A path as a person reads it: from where they are, if it is below."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(path.relative_to(pathlib.Path.cwd()))
+    return str(path)
+
+
+def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
+    """Writes a file that is there as a whole, or not at all.
+
+    Args:
+        path: where.
+        content: what.
+        new: whether to raise `FileExistsError` if there is such a file.
+    """
     # as it will be read: numbers that are keys become text, which sorts differently
     content = json.loads(json.dumps(content))
     whole = json.dumps({"crc32": _checksum(content), "content": content})
@@ -57,17 +72,32 @@ def write_json(path: pathlib.Path, content: Any) -> None:
             file.write(whole)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if new:
+            _rename_new(temporary, path)
+        else:
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
 
 
+def _rename_new(old: pathlib.Path, new: pathlib.Path) -> None:
+    try:
+        os.link(old, new)  # which alone of all ways replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # there are file systems without
+        os.replace(old, new)
+    else:
+        old.unlink()
+
+
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Reads what `write_json` wrote; `FileNotFoundError` if there is nothing."""
     try:
-        file_size(path)
+        if file_size(path) > _MOST_JSON:
+            raise _damaged(path, "it is too large to be one of lox's")
         whole = json.loads(path.read_text(encoding="utf-8"))
         content, crc = whole["content"], whole["crc32"]
         fits = _checksum(content) == crc

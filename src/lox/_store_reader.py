@@ -344,13 +344,16 @@ def _promoted(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
     dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
     try:
         common = np.result_type(*(array.dtype for array in arrays))
+    except TypeError:  # of a type that NumPy does not have
+        common = np.dtype(np.float64)
+    try:
         promoted = [array.astype(common) for array in arrays]
     except TypeError:
         promoted = []
     for old, new in zip(arrays, promoted, strict=False):
-        if not np.array_equal(
-            new.astype(old.dtype), old, equal_nan=old.dtype.kind == "f"
-        ):
+        back = new.astype(old.dtype)
+        # NaN is not equal to itself
+        if not np.all((back == old) | ((back != back) & (old != old))):
             promoted = []
     if not promoted:
         raise StoreError(

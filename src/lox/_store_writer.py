@@ -1,19 +1,22 @@
 """Writing to a run: segments that only grow."""
 
+import collections
 import contextlib
+import io
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ._errors import ShapeError, StoreError
+from ._files import GrowingFile
 from ._logdict import logdict
 from ._records import Plan, records_of
 from ._schema import Schema
-from ._store import PLACE, VERSION, npy_header, place_of, write_json
+from ._store import PLACE, VERSION, npy_header, place_of, shown, write_json
 
 _MOST_PLANS = 1000
 
@@ -39,15 +42,13 @@ class _SegmentWriter:
         self._fields: list[Any] = []
         self._bytes = memoryview(b"")
         with contextlib.ExitStack() as on_failure:
-            # unbuffered: what a call has written is there, whatever happens to the
-            # process; and never a file that is there, which would be somebody else's
-            self._places = path.with_suffix(".places").open("xb", buffering=0)
+            self._places = GrowingFile(path.with_suffix(".places"))
             on_failure.callback(_discard, path, self._places)
             content = {"version": VERSION, "schema": schema.to_json()}
             write_json(path.with_suffix(".json"), content)
-            self._file = path.with_suffix(".npy").open("xb", buffering=0)
+            self._file = GrowingFile(path.with_suffix(".npy"))
             on_failure.callback(_discard, path, self._file)
-            _write_all(self._file, self._header)
+            self._write(self._file, self._header)
             on_failure.pop_all()
 
     def append(self, arrays: Sequence[Any], number: int) -> None:
@@ -72,55 +73,70 @@ class _SegmentWriter:
             if number != follows:
                 # before the records: a place without any says nothing
                 end = *end[:2], placed + PLACE.itemsize
-                _write_all(self._places, place_of(rows_before, number))
-            _write_all(self._file, self._bytes)
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise FileNotFoundError(
-                    f"{self._file.name} was removed while it was written"
-                )
+                self._write(self._places, place_of(rows_before, number))
+            self._write(self._file, self._bytes)
             self._end = end
         except BaseException:
             self._recover(end)
             raise
 
+    def _write(self, file: GrowingFile, data: Any) -> None:
+        handle = file.acquire()
+        try:
+            _write_all(handle, data)
+            if os.fstat(handle.fileno()).st_nlink == 0:
+                raise FileNotFoundError(f"{file.path} was removed while it was written")
+        finally:
+            file.release()
+
     def _recover(self, wanted: tuple[int, int, int]) -> None:
         """What was not written whole must not be in the way of what comes after it."""
         self.sound = False
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._opened() as (file, places):
             # a signal may also have come just after the last byte
-            if os.fstat(self._file.fileno()).st_size == self._size(wanted[0]):
+            if os.fstat(file.fileno()).st_size == self._size(wanted[0]):
                 self._end = wanted
             rows, _, placed = self._end
-            for file, end in ((self._file, self._size(rows)), (self._places, placed)):
-                file.truncate(end)
-                file.seek(end)
+            for handle, end in ((file, self._size(rows)), (places, placed)):
+                handle.truncate(end)
+                handle.seek(end)
             self.sound = True
 
     def _size(self, rows: int) -> int:
         return len(self._header) + rows * self._dtype.itemsize
 
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[tuple[io.FileIO, io.FileIO]]:
+        files = self._file, self._places
+        try:
+            yield self._file.acquire(), self._places.acquire()
+        finally:
+            for file in files:
+                file.release()
+
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
-        os.fsync(self._places.fileno())
+        with self._opened() as handles:
+            for handle in handles:
+                os.fsync(handle.fileno())
 
     def close(self) -> None:
         # so that `numpy.load` knows the length, too
-        with contextlib.suppress(OSError):
-            self._file.seek(0)
-            self._file.write(npy_header(self._dtype, self._end[0]))
+        with contextlib.suppress(OSError), self._opened() as (file, _):
+            file.seek(0)
+            file.write(npy_header(self._dtype, self._end[0]))
         self._file.close()
         self._places.close()
 
 
-def _discard(path: pathlib.Path, file: Any) -> None:
+def _discard(path: pathlib.Path, file: GrowingFile) -> None:
     """Removes what there is of a segment that could not be begun."""
     file.close()
-    for name in (path.with_suffix(".json"), pathlib.Path(file.name)):
+    for name in (path.with_suffix(".json"), file.path):
         with contextlib.suppress(OSError):
             name.unlink()
 
 
-def _write_all(file: Any, data: Any) -> None:
+def _write_all(file: io.FileIO, data: Any) -> None:
     written = file.write(data)
     if written != len(data):  # of bytes
         view = memoryview(data)[written:]
@@ -133,39 +149,65 @@ class Writer:
 
     def __init__(self, run: pathlib.Path) -> None:
         try:
-            self._directory = _new_directory(run, "writer")
+            # wherever the process may go
+            self._directory = _new_directory(run.absolute(), "writer")
         except OSError as error:
-            raise StoreError(f"cannot write to the run at {run}: {error}.") from error
+            raise StoreError(
+                f"cannot write to the run at {shown(run)}: {error}."
+            ) from error
         self._segments: dict[Schema, _SegmentWriter] = {}
         self._forms: dict[str, str] = {}
         self._begun = 0
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._number = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        # the thread that writes, and what a handler of a signal has for it meanwhile
+        self._writing: int | None = None
+        self._interposed: collections.deque[logdict] = collections.deque()
 
     def write(self, logs: logdict) -> None:
-        """Writes all rows. When it returns, the system has them (see `sync`)."""
+        """Writes all rows. When it returns, the system has them (see `sync`).
+
+        In a handler of a signal that has come amidst another write, they come after it.
+        """
+        me = threading.get_ident()
+        if self._writing == me:
+            self._interposed.append(logs)
+            return
         with self._lock:
-            plan = self._plans.get(id(logs._info))
-            if plan is not None and plan.segment.sound:
-                plain = plan.arrays(logs)
-                if plain is not None:
-                    length = len(plain[0]) if plan.stacked else 1
-                    if length:
-                        plan.segment.append_plain(plain, length, self._take(length))
-                    return
-            segments = []
-            records = list(records_of(logs))
-            for schema, _ in records:  # all of them, before one is written
-                self._check(schema)
-            for schema, arrays in records:
-                segment = self._segment(schema)
-                segment.append(arrays, self._take(len(arrays[0])))
-                segments.append(segment)
-            if len(segments) == 1 and Plan.serves(logs):
-                if len(self._plans) > _MOST_PLANS:
-                    self._plans.clear()
-                self._plans[id(logs._info)] = Plan(logs, segments[0])
+            try:
+                self._writing = me
+                self._write(logs)
+            finally:
+                self._write_interposed()
+                self._writing = None
+
+    def _write_interposed(self) -> None:
+        while self._interposed:
+            self._write(self._interposed.popleft())
+
+    def _write(self, logs: logdict) -> None:
+        form = Plan.form_of(logs)
+        plan = self._plans.get(form)
+        if plan is not None and plan.segment.sound:
+            plain = plan.arrays(logs)
+            if plain is not None:
+                length = len(plain[0]) if plan.stacked else 1
+                if length:
+                    plan.segment.append_plain(plain, length, self._take(length))
+                return
+        segments = []
+        records = list(records_of(logs))
+        for schema, _ in records:  # all of them, before one is written
+            self._check(schema)
+        for schema, arrays in records:
+            segment = self._segment(schema)
+            segment.append(arrays, self._take(len(arrays[0])))
+            segments.append(segment)
+        if len(segments) == 1 and Plan.serves(logs):
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.clear()
+            self._plans[form] = Plan(logs, segments[0])
 
     def _take(self, count: int) -> int:
         """The number of the next event; taken even if it cannot be written then."""
@@ -216,8 +258,9 @@ class Writer:
                 segment.close()
             self._segments.clear()
             self._plans.clear()
-            with contextlib.suppress(OSError):  # there is something in it
-                self._directory.rmdir()
+            if not self._begun:  # else it was not empty, and may be another's by now
+                with contextlib.suppress(OSError):
+                    self._directory.rmdir()
 
 
 def _sync_directory(path: pathlib.Path) -> None:

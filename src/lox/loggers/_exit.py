@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from lox import _compat
 
@@ -24,6 +24,9 @@ class _Runs(Protocol):
 # Runs that are open keep their logger alive, until they are finished or Python exits.
 _in_use: set[_Runs] = set()
 _all: weakref.WeakSet[_Runs] = weakref.WeakSet()
+# those of the process that this one was forked from; they are not ours to end, be it by
+# way of Python's, which closes the files of what nobody needs
+_inherited: list[Any] = []
 
 
 def known(runs: _Runs) -> None:
@@ -88,12 +91,22 @@ def _register() -> None:
     last one. What Python waits for threads with comes before them all.
     """
     with contextlib.suppress(AttributeError, RuntimeError):
-        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+        threading._register_atexit(_close_before_clients)  # type: ignore[attr-defined]
+        hooks = threading._threading_atexits  # type: ignore[attr-defined]
+        hooks.insert(0, hooks.pop())  # after pools of threads have ended their work
     atexit.register(_close_all)
+
+
+def _close_before_clients() -> None:
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    if all(thread.daemon for thread in others):
+        _close_all()
+    # else Python waits for them, which may log, and then calls the other hook
 
 
 def _after_fork() -> None:
     # the runs are those of the parent, and so is the thread that sends what is logged
+    _inherited.extend(_in_use)
     _in_use.clear()
     for runs in list(_all):
         runs.begin_anew()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Words = tuple[int, ...]
 # what a backend may keep back before it is asked to send it
 _MOST_KEPT = 1000
+_MOST_KEPT_BYTES = 16 << 20
 
 
 class _OpenRun:
@@ -36,8 +37,9 @@ class _OpenRun:
         self.line = user_line()
         self.handle: Any = None
         self.begun = False
-        # what the backend has taken, and perhaps not sent yet
+        # what the backend has taken, and perhaps not sent yet, and its size
         self.kept: list[logdict] = []
+        self.kept_bytes = 0
         # once the backend has failed, its logs go to the disk
         self.failed = False
         self.hangs = False
@@ -56,15 +58,18 @@ class OpenRuns:
         self.name = type(logger).__name__
         self._keeps = logger._keeps_back()
         self._failures: set[str] = set()
+        self._open: dict[Words, _OpenRun] = {}
+        self._inherited: list[Any] = []
         self.begin_anew()
         known(self)
 
     def begin_anew(self) -> None:
         """Without runs: at the beginning, and in a process that was forked."""
+        self._inherited.append(self._open)
         self._lock = threading.RLock()
         # held while a run fails, and while what it does not take is kept
         self._failing = threading.RLock()
-        self._open: dict[Words, _OpenRun] = {}
+        self._open = {}
         self._finished: set[Words] = set()
         # those that are to end once nobody can log to them any more
         self._ending: set[Words] = set()
@@ -261,14 +266,15 @@ class OpenRuns:
             return
         if self._keeps:
             run.kept.append(logs)
-            if len(run.kept) >= _MOST_KEPT:
+            run.kept_bytes += _size(logs)
+            if len(run.kept) >= _MOST_KEPT or run.kept_bytes >= _MOST_KEPT_BYTES:
                 self._flush(run)
 
     def _flush(self, run: _OpenRun) -> None:
         if not run.failed and run.kept:
             try:
                 self.logger.flush(run.handle)
-                run.kept = []
+                run.kept, run.kept_bytes = [], 0
             except self._caught as error:
                 self._refused(run, error)
 
@@ -331,8 +337,9 @@ class OpenRuns:
         self, run: _OpenRun, error: BaseException, what: str, where: str
     ) -> None:
         # 64 runs that fail for one reason say so once
-        if repr(error) not in self._failures:
-            self._failures.add(repr(error))
+        reason = repr(error).replace(run_name(run.words), "")
+        if reason not in self._failures:
+            self._failures.add(reason)
             at = _line_of(self.logger, error)
             self._warn(run, f"{what} {error!r}{at}. The program goes on; {where}")
 
@@ -353,6 +360,8 @@ class OpenRuns:
             warnings.warn_explicit(text, LoxWarning, *run.line)
         except LoxWarning as error:
             self.raise_later(error)
+        except Exception:  # there is nobody to tell, as where `sys.stderr` is closed
+            pass
 
     def raise_later(self, error: Warning | LoxError) -> None:
         self._error = error

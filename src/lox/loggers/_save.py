@@ -67,7 +67,8 @@ class SaveLogger(Logger):
         exists: str = "new",
     ) -> None:
         super().__init__(config)
-        self._path = pathlib.Path(path)
+        # where it is now, wherever the process may go
+        self._path = pathlib.Path(path).absolute()
         self._mode = mode_of(exists, "SaveLogger")
 
     def _check(self, run: RunInfo) -> None:

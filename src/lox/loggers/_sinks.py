@@ -58,7 +58,7 @@ class RunSink(CallbackSink):
 def _refused(sink: CallbackSink, error: Exception) -> None:
     """Keeps an error for the barrier, which may be hours away, and tells of it."""
     if callback_errors.keep_one(sink, error) and isinstance(error, LoxError):
-        with contextlib.suppress(LoxWarning):  # the error says the same
+        with contextlib.suppress(Exception):  # an error to the user; it is kept
             warnings.warn_explicit(str(error), LoxWarning, *user_line())
 
 

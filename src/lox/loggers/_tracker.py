@@ -206,6 +206,8 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
+        # the steps that turned out not to be whole
+        self._uncounted: set[str] = set()
 
     def steps(self, tracker: Tracker, table: Table) -> Array:
         found = tracker.step_of(table)
@@ -213,18 +215,27 @@ class StepCounts:
             name, numbers = found
             if numbers.dtype.kind in "bi":
                 return numbers
-            with np.errstate(invalid="ignore"):
-                whole = numbers.astype(np.int64)
-            if np.array_equal(whole, numbers):
-                return whole
-            tracker.warn_once(
-                f"{type(tracker).__name__} counts the rows instead of {name!r}, since "
-                "its steps are whole numbers of 64 bits. `step` chooses another."
-            )
+            if name not in self._uncounted:
+                with np.errstate(invalid="ignore"):
+                    whole = numbers.astype(np.int64)
+                if np.array_equal(whole, numbers):
+                    self._count(table)
+                    return whole
+                self._uncounted.add(name)
+                tracker.warn_once(
+                    f"{type(tracker).__name__} counts the rows instead of {name!r}, "
+                    "since its steps are whole numbers of 64 bits. `step` chooses "
+                    "another."
+                )
+        first = self._count(table)
+        return np.arange(first, first + table.length)
+
+    def _count(self, table: Table) -> int:
+        """How many rows of these keys there were before."""
         names = [*table.scalars, *table.histograms, *table.images]
         first = max((self._counts.get(name, 0) for name in names), default=0)
         self._counts |= dict.fromkeys(names, first + table.length)
-        return np.arange(first, first + table.length)
+        return first
 
 
 def check_options(
