@@ -1,6 +1,9 @@
 """TensorBoard's event files, read back with TensorBoard itself."""
 
 import io
+import os
+import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +120,7 @@ def test_rows_without_a_step_are_counted(tmp_path):
     assert curve(found, "x") == ([0, 1, 2], [0, 1, 2])
     assert curve(found, "nested/a/1") == ([0, 1, 2], [1, 2, 3])
     assert curve(found, "e") == ([2], [1])
-    assert curve(found, "t") == ([0, 0, 1], [0.0, 0.5, 0.75])
+    assert curve(found, "t") == ([0, 1, 2], [0.0, 0.5, 0.75])
 
 
 def test_arrays_are_shown_when_they_are_asked_for(tmp_path):
@@ -250,6 +253,46 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_record(tmp_path):
     run.handle.file._file = file
     logger.log(state, {"x": 3.0})
     assert curve(read(next(tmp_path.iterdir())), "x")[1] == [1.0, 3.0]
+
+
+def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logger = lox.loggers.TensorBoardLogger("there", {"lr": 0.1}, histograms="h")
+    state = logger.init(0)
+    logger.log(state, {"x": 0, "h": np.arange(3)})
+    shutil.rmtree("there")
+    with pytest.warns(lox.LoxWarning, match="was removed while it was writ") as seen:
+        for i in (1, 2, 3):
+            logger.log(state, {"x": i, "h": np.arange(3)})
+        logger.finish(state)
+    assert len(seen) == 1
+    assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
+    assert not pathlib.Path("there").exists()
+
+
+def test_a_run_that_was_removed_when_it_had_all_its_rows_ends_quietly(tmp_path):
+    logger = lox.loggers.TensorBoardLogger(tmp_path / "there", {"lr": 0.1})
+    state = logger.init(0)
+    logger.log(state, {"x": 0})
+    shutil.rmtree(tmp_path / "there")
+    logger.finish(state)
+
+
+def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    logger = lox.loggers.TensorBoardLogger("there")
+    before = logger.init(0)
+    os.chdir(tmp_path / "second")
+    after = logger.init(1)
+    for state in (before, after):
+        logger.log(state, {"x": 1.0})
+        logger.finish(state)
+    assert not list((tmp_path / "second").iterdir())
+    for run in (0, 1):
+        found = read(tmp_path / "first" / "there" / f"00000000-{run:08x}")
+        assert curve(found, "x")[1] == [1.0]
 
 
 def test_checksums_of_many_rows_are_those_of_each():

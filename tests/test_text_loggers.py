@@ -2,6 +2,13 @@
 
 import csv
 import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
 
 import jax
 import jax.numpy as jnp
@@ -164,3 +171,145 @@ def test_a_table_is_widened_for_new_keys_only(tmp_path):
         rows = list(csv.DictReader(file))
     assert rows[:2] == [{"y": "0", "x": ""}, {"y": "", "x": "1"}] and len(rows) == 100
     assert list(tmp_path.iterdir()) == list(tmp_path.glob("*.csv"))
+
+
+# --- several processes, and directories that go away -------------------------
+
+
+def at_once(program, directory, kind):
+    """Runs a program in two processes, called "a" and "b", from `start` on.
+
+    Returns the words that each has printed.
+    """
+    head = """
+        import sys, time, lox, lox.loggers
+        me, directory, kind = sys.argv[1:]
+        Logger = getattr(lox.loggers, kind)
+
+        def wait_until(when):
+            while time.time() < when:
+                pass
+
+        print("ready", flush=True)
+        start = float(input())
+    """
+    program = textwrap.dedent(head) + textwrap.dedent(program)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, me, directory, KINDS[kind].__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=directory,
+        )
+        for me in "ab"
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    start = time.time() + 0.1
+    for process in processes:
+        process.stdin.write(f"{start}\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=120) for process in processes]
+    assert [errors for _, errors in told] == ["", ""]
+    return [out.split() for out, _ in told]
+
+
+@both
+def test_processes_that_write_one_run_lose_no_row(tmp_path, kind):
+    program = """
+    logger = Logger(directory, exists="resume")
+    wait_until(start)
+    state = logger.init(0)
+    for i in range(3000):
+        new = {f"{me}{i // 100}": 1} if i % 100 == 99 else {}
+        logger.log(state, {me: i, **new})
+    logger.finish(state)
+    """
+    at_once(program, tmp_path, kind)
+    frame = read(tmp_path, kind)
+    for me in "ab":
+        assert frame[me].dropna().tolist() == list(range(3000))
+        assert [frame[f"{me}{i}"].sum() for i in range(30)] == [1] * 30
+    assert len(frame) == 6000
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@both
+def test_of_two_processes_that_begin_a_run_at_once_one_is_refused(tmp_path, kind):
+    program = """
+    logger = Logger(directory, config={"who": me})
+    for i in range(300):
+        wait_until(start + i / 200)
+        try:
+            state = logger.init(i)
+        except lox.StoreError as error:
+            assert "there is a run at" in str(error), error
+        else:
+            logger.log(state, {"i": i})
+            print(i)
+    """
+    begun = dict(zip("ab", at_once(program, tmp_path, kind), strict=True))
+    assert sorted(map(int, begun["a"] + begun["b"])) == list(range(300))
+    for who, numbers in begun.items():
+        for i in numbers:
+            file = tmp_path / f"00000000-{int(i):08x}.config.json"
+            assert json.loads(file.read_text()) == {"who": who}
+
+
+@both
+def test_a_run_that_could_not_be_begun_is_not_in_the_way(tmp_path, kind):
+    resource = pytest.importorskip("resource")
+    logger = KINDS[kind](tmp_path, config={"lr": 0.1})
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
+    try:
+        with pytest.raises(lox.StoreError, match="cannot make a run at .*too large"):
+            logger.init(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert not list(tmp_path.iterdir())
+    logger.finish(logger.init(0))
+    (config,) = tmp_path.glob("*.config.json")
+    assert json.loads(config.read_text()) == {"lr": 0.1}
+
+
+@both
+def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logger = KINDS[kind]("there")
+    state = logger.init(0)
+    logger.log(state, {"x": 0})
+    shutil.rmtree("there")
+    with pytest.warns(lox.LoxWarning, match="was removed while it was writ") as seen:
+        for i in (1, 2, 3):
+            logger.log(state, {"x": i})
+        logger.finish(state)
+    assert len(seen) == 1
+    assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
+    assert not pathlib.Path("there").exists()
+
+
+@both
+def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, kind, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    logger = KINDS[kind]("there", config={"lr": 0.1})
+    before = logger.init(0)
+    logger.log(before, {"x": 0})
+    os.chdir(tmp_path / "second")
+    after = logger.init(1)
+    for i in range(3):
+        logger.log(before, {"x": i, f"y{i}": i})
+        logger.log(after, {"x": i, f"y{i}": i})
+    logger.finish(before)
+    logger.finish(after)
+    with pytest.raises(lox.StoreError, match=r"there is a run at \.\./first/"):
+        KINDS[kind]("../first/there").init(1)
+    assert not list((tmp_path / "second").iterdir())
+    there = tmp_path / "first" / "there"
+    lengths = [len(file.read_text().splitlines()) for file in there.glob(f"*.{kind}")]
+    assert sorted(lengths) == ([4, 5] if kind == "csv" else [3, 4])
+    assert len(list(there.glob("*.config.json"))) == 2

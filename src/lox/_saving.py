@@ -7,7 +7,6 @@ import os
 import pathlib
 import platform
 import re
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -26,6 +25,7 @@ from ._store import RUN_FILE, TEMPORARY, VERSION, WRITER, shown, write_json
 from ._store_reader import Run
 from ._store_writer import Writer
 from ._take import is_outermost
+from ._turns import Turns
 
 Path = str | os.PathLike[str]
 _MODES = {
@@ -188,26 +188,28 @@ class _Writers:
         """At the beginning, and in a process that was forked."""
         if hasattr(self, "_open"):
             self._inherited.append(self._open)
-        # a handler of a signal may save as well, amidst another save
-        self._lock = threading.RLock()
+        self._turns = Turns(self._write)
+        self._lock = self._turns.lock
         self._open: collections.OrderedDict[Any, Writer] = collections.OrderedDict()
 
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
-        name = (os.getpid(), path.resolve())
-        with self._lock:
-            if mode == "w" or not os.path.exists(path / RUN_FILE):
-                self._close(name)  # also if somebody has removed it
-            writer = self._open.get(name)
-            if writer is None or mode == "x":
-                writer = self._open[name] = Writer(create_run(path, mode, key))
-            self._open.move_to_end(name)
-            while len(self._open) > self._MOST:
-                self._close(next(iter(self._open)))
-            try:
-                writer.write(logs)
-            except OSError as error:
-                self._close(name)
-                raise StoreError(f"cannot write to {shown(path)}: {error}.") from error
+        self._turns(path, mode, key, logs)
+
+    def _write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
+        name = path.resolve()
+        if mode == "w" or not os.path.exists(path / RUN_FILE):
+            self._close(name)  # also if somebody has removed it
+        writer = self._open.get(name)
+        if writer is None or mode == "x":
+            writer = self._open[name] = Writer(create_run(path, mode, key))
+        self._open.move_to_end(name)
+        while len(self._open) > self._MOST:
+            self._close(next(iter(self._open)))
+        try:
+            writer.write(logs)
+        except OSError as error:
+            self._close(name)
+            raise StoreError(f"cannot write to {shown(path)}: {error}.") from error
 
     def _close(self, name: Any) -> None:
         writer = self._open.pop(name, None)

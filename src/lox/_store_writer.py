@@ -1,11 +1,9 @@
 """Writing to a run: segments that only grow."""
 
-import collections
 import contextlib
 import io
 import os
 import pathlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from ._logdict import logdict
 from ._records import Plan, records_of
 from ._schema import Schema
 from ._store import PLACE, VERSION, npy_header, place_of, shown, write_json
+from ._turns import Turns
 
 _MOST_PLANS = 1000
 
@@ -160,31 +159,12 @@ class Writer:
         self._begun = 0
         self._plans: dict[Any, Plan] = {}
         self._number = 0
-        self._lock = threading.RLock()
-        # the thread that writes, and what a handler of a signal has for it meanwhile
-        self._writing: int | None = None
-        self._interposed: collections.deque[logdict] = collections.deque()
+        self._turns = Turns(self._write)
+        self._lock = self._turns.lock
 
     def write(self, logs: logdict) -> None:
-        """Writes all rows. When it returns, the system has them (see `sync`).
-
-        In a handler of a signal that has come amidst another write, they come after it.
-        """
-        me = threading.get_ident()
-        if self._writing == me:
-            self._interposed.append(logs)
-            return
-        with self._lock:
-            try:
-                self._writing = me
-                self._write(logs)
-            finally:
-                self._write_interposed()
-                self._writing = None
-
-    def _write_interposed(self) -> None:
-        while self._interposed:
-            self._write(self._interposed.popleft())
+        """Writes all rows. When it returns, the system has them (see `sync`)."""
+        self._turns(logs)
 
     def _write(self, logs: logdict) -> None:
         form = Plan.form_of(logs)

@@ -209,6 +209,10 @@ class EventFile:
         try:
             while view:
                 view = view[self._file.write(view) :]
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(
+                    f"{self._file.name} was removed while it was written"
+                )
         except BaseException:
             # what was cut off would hide all that comes after it
             self._file.truncate(self._end)

@@ -1,5 +1,6 @@
 """`TensorBoardLogger`: event files that TensorBoard shows."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -59,14 +60,16 @@ class TensorBoardLogger(Tracker):
         images: Names = (),
     ) -> None:
         super().__init__(config, step, histograms, images)
-        self._path = pathlib.Path(path)
+        self._given = pathlib.Path(path)
+        # where it is now, wherever the process may go
+        self._path = self._given.absolute()
 
     def open(self, run: RunInfo) -> _TensorBoardRun:
-        path = self._path / run.name
         try:
-            opened = _TensorBoardRun(EventFile(path))
+            opened = _TensorBoardRun(EventFile(self._path / run.name))
         except OSError as error:
-            raise StoreError(f"cannot make a run at {path}: {error}.") from error
+            given = self._given / run.name
+            raise StoreError(f"cannot make a run at {given}: {error}.") from error
         if run.config:
             opened.file.hparams(flat_config(run.config), run.name)
         return opened
@@ -82,6 +85,10 @@ class TensorBoardLogger(Tracker):
                 run.file.images(table.images, steps)
 
     def close(self, run: _TensorBoardRun) -> None:
-        if self.config:
-            run.file.hparams_end()
-        run.file.close()
+        try:
+            # of rows that a run has lost since it was removed, `write` has told
+            with contextlib.suppress(FileNotFoundError):
+                if self.config:
+                    run.file.hparams_end()
+        finally:
+            run.file.close()

@@ -1,10 +1,13 @@
 """`CSVLogger` and `JSONLinesLogger`: runs as text."""
 
+import contextlib
 import csv
+import importlib
 import io
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +17,9 @@ from lox._logdict import logdict
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
 from ._tables import Array, free, tables
+
+# Windows has no such locks
+fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 class TextLogger(Logger):
@@ -28,28 +34,31 @@ class TextLogger(Logger):
         exists: str = "new",
     ) -> None:
         super().__init__(config)
-        self._path = pathlib.Path(path)
+        self._given = pathlib.Path(path)
+        # where it is now, wherever the process may go
+        self._path = self._given.absolute()
         self._mode = mode_of(exists, type(self).__name__)
 
-    def _path_of(self, run: RunInfo) -> pathlib.Path:
-        return self._path / f"{run.name}{self.suffix}"
+    def _name_of(self, run: RunInfo) -> str:
+        return f"{run.name}{self.suffix}"
 
     def _check(self, run: RunInfo) -> None:
-        path = self._path_of(run)
-        if self._mode == "x" and path.exists():
-            raise StoreError(
-                f"there is a run at {path} already. Choose another place or key, or "
-                f"say what to do with it: {REMEDY}."
-            )
+        if self._mode == "x" and (self._path / self._name_of(run)).exists():
+            raise self._refusal(run)
+
+    def _refusal(self, run: RunInfo) -> StoreError:
+        return StoreError(
+            f"there is a run at {self._given / self._name_of(run)} already. Choose "
+            f"another place or key, or say what to do with it: {REMEDY}."
+        )
 
     def open_file(self, run: RunInfo) -> io.FileIO:
         """The run's file, at its end; beside it goes what the run was made with."""
-        path = self._path_of(run)
         try:
-            self._check(run)
-            return self._open_file(run, path)
+            return self._open_file(run, self._path / self._name_of(run))
         except OSError as error:
-            raise StoreError(f"cannot make a run at {path}: {error}.") from error
+            given = self._given / self._name_of(run)
+            raise StoreError(f"cannot make a run at {given}: {error}.") from error
 
     def _open_file(self, run: RunInfo, path: pathlib.Path) -> io.FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,12 +66,22 @@ class TextLogger(Logger):
         if self._mode == "w":
             path.unlink(missing_ok=True)
             config.unlink(missing_ok=True)
-        elif path.exists():
-            _cut_torn_line(path)
-        if run.config and not config.exists():  # which a resumed run keeps
-            config.write_text(json.dumps(run.config, indent=2) + "\n")
-        # unbuffered: what a call has written is there, whatever happens to the process
-        return io.FileIO(path, "a+")
+        try:
+            file = _opened(path, os.O_CREAT | (os.O_EXCL if self._mode == "x" else 0))
+        except FileExistsError:
+            raise self._refusal(run) from None
+        try:
+            if self._mode == "a":
+                with _locked(file):
+                    _cut_torn_line(file)
+            if run.config:  # only now: before, it could be the config of another's run
+                _write_config(config, run.config)
+        except BaseException:
+            file.close()
+            if self._mode == "x":  # so that one may try again
+                path.unlink(missing_ok=True)
+            raise
+        return file
 
 
 class JSONLinesLogger(TextLogger):
@@ -98,7 +117,8 @@ class JSONLinesLogger(TextLogger):
 
     def write(self, run: io.FileIO, logs: logdict) -> None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(logs)]
-        _append(run, "".join(lines))
+        with _locked(run):  # one who resumes the run must not take it for a torn line
+            _append(run, "".join(lines))
 
     def close(self, run: io.FileIO) -> None:
         run.close()
@@ -145,36 +165,52 @@ class CSVLogger(TextLogger):
 
 
 class _CSVFile:
+    """A table, to which other processes may write as well."""
+
     def __init__(self, file: io.FileIO) -> None:
         self.file = file
         self.path = pathlib.Path(os.fsdecode(file.name))
         self._read_header()
 
     def _read_header(self) -> None:
-        with self.path.open(newline="", encoding="utf-8") as found:
+        with self._reader() as found:
             self._columns = next(csv.reader(found), [])
 
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        self._follow()
-        columns = dict.fromkeys(self._columns)
-        for row in rows:
-            columns |= dict.fromkeys(row)
-        if len(columns) > len(self._columns):
-            self._widen(list(columns))
-        _append(self.file, self._text(rows))
+    def _reader(self) -> io.TextIOWrapper:
+        # not by its path, where there may be another one by now
+        self.file.seek(0)
+        return open(self.file.fileno(), newline="", encoding="utf-8", closefd=False)
 
-    def _follow(self) -> None:
-        """Another writer of the same run may have put a wider file in its place."""
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        while not self._try_to_write(rows):
+            self._reopen()
+
+    def _try_to_write(self, rows: list[dict[str, Any]]) -> bool:
+        """Writes the rows, unless there is another file in the place of this one."""
+        with _locked(self.file):
+            if not self._is_in_place():  # another writer has put a wider one there
+                return False
+            columns = dict.fromkeys(self._columns)
+            for row in rows:
+                columns |= dict.fromkeys(row)
+            if len(columns) > len(self._columns):
+                self._widen(list(columns))
+                return False
+            _append(self.file, self._text(rows))
+            return True
+
+    def _is_in_place(self) -> bool:
         try:
-            there = self.path.stat()
+            there = os.stat(self.path)
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"{self.path} was removed while it was written"
-            ) from None
-        if not os.path.samestat(there, os.fstat(self.file.fileno())):
-            self.file.close()
-            self.file = io.FileIO(self.path, "a+")
-            self._read_header()
+            raise _removed(self.file) from None
+        return os.path.samestat(there, os.fstat(self.file.fileno()))
+
+    def _reopen(self) -> None:
+        file = _opened(self.path)
+        self.file.close()
+        self.file = file
+        self._read_header()
 
     def _text(self, rows: list[dict[str, Any]]) -> str:
         text = io.StringIO()
@@ -188,25 +224,25 @@ class _CSVFile:
         return text.getvalue()
 
     def _widen(self, columns: list[str]) -> None:
-        """The same rows with more columns, in a new file that replaces the old one."""
+        """Puts a file with the same rows and more columns in the place of this one."""
         more = "," * (len(columns) - len(self._columns)) + "\n"
-        other = self.path.with_suffix(".csv.new")
+        # where there are no locks, two may do it at once
+        other = self.path.with_suffix(f".csv.{secrets.token_hex(4)}.new")
         try:
             with (
-                self.path.open(newline="", encoding="utf-8") as old,
-                other.open("w", newline="", encoding="utf-8") as new,
+                self._reader() as old,
+                other.open("x", newline="", encoding="utf-8") as new,
             ):
                 new.write(_header(columns))
                 old.seek(len(_header(self._columns).encode()))
                 for line in old:  # rows have no line breaks in them
                     new.write(line.rstrip("\n") + more)
-            self.file.close()
+            if fcntl is None:  # Windows replaces no file that is open
+                self.file.close()
             other.replace(self.path)
         except BaseException:
             other.unlink(missing_ok=True)
             raise
-        self._columns = columns
-        self.file = io.FileIO(self.path, "a+")
 
 
 def _header(columns: list[str]) -> str:
@@ -239,6 +275,37 @@ def _numbers(column: Array) -> list[Any]:
     return column.tolist()
 
 
+def _opened(path: pathlib.Path, more: int = 0) -> io.FileIO:
+    """A file to append to; by itself, this makes none.
+
+    It has no buffer: what a call has written is there, whatever happens to the process.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags & ~os.O_CREAT | more, 0o666)
+
+    return io.FileIO(path, "a+", opener=opener)
+
+
+@contextlib.contextmanager
+def _locked(file: io.FileIO) -> Iterator[None]:
+    """Keeps other writers waiting; of who is killed, the system takes the lock back."""
+    locked = _lock(file)
+    try:
+        yield
+    finally:
+        if locked:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _lock(file: io.FileIO) -> bool:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return True
+    return False
+
+
 def _append(file: io.FileIO, text: str) -> None:
     """All of it, or nothing."""
     view = memoryview(text.encode())
@@ -246,21 +313,42 @@ def _append(file: io.FileIO, text: str) -> None:
     try:
         while view:
             view = view[file.write(view) or 0 :]
+        if os.fstat(file.fileno()).st_nlink == 0:
+            raise _removed(file)
     except BaseException:
         file.truncate(end)
         raise
 
 
-def _cut_torn_line(path: pathlib.Path) -> None:
+def _removed(file: io.FileIO) -> FileNotFoundError:
+    path = os.fsdecode(file.name)
+    return FileNotFoundError(f"{path} was removed while it was written")
+
+
+def _cut_torn_line(file: io.FileIO) -> None:
     """Removes the beginning of a line that a killed process left."""
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
+    with open(file.fileno(), "rb", closefd=False) as reader:
+        end = reader.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65536)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
+            reader.seek(start)
+            found = reader.read(end - start).rfind(b"\n")
             if found >= 0:
                 end = start + found + 1
                 break
             end = start
-        file.truncate(end)
+    file.truncate(end)
+
+
+def _write_config(path: pathlib.Path, config: Mapping[str, Any]) -> None:
+    """A run that is resumed keeps the one that it has."""
+    try:
+        file = path.open("x")
+    except FileExistsError:
+        return
+    try:
+        with file:
+            file.write(json.dumps(config, indent=2) + "\n")
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
