@@ -287,7 +287,7 @@ def logs_now_and_then(x, n):
         ({"interval": 2}, jax.jit),
         ({"buffer": 2}, jax.vmap),
         ({"reduce": "mean"}, jax.jit),
-        ({"reduce": {"x": "mean"}, "window": 2}, jax.jit),
+        ({"reduce": "mean", "window": 2}, jax.jit),
         ({"reduce": {"x": "mean"}, "window": 2, "buffer": 2}, jax.vmap),
         ({"argnames": ["x", "both"], "prefix": "p/"}, jax.jit),
     ],
@@ -460,6 +460,81 @@ def test_devices_of_a_mesh_write_to_one_run(kind, options):
     logger.tap(split, logger.init(0), **options)(xs)
     (calls,) = logger.runs.values()
     assert sorted(rows(calls)) == sorted(x * 2.0**i for x in range(4) for i in range(3))
+
+
+def on_devices(f, count=4):
+    mesh = jax.make_mesh((count,), ("d",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("d")
+    return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+def test_a_program_begins_and_ends_a_run_that_its_devices_log_to():
+    """Their rows may come before `init`, and after `finish`."""
+    split = on_devices(lambda x: scanned(x.sum())[None])
+    expected = sorted(x * 2.0**i for x in range(4) for i in range(3))
+    for seed in range(10):
+        logger = lox.loggers.SaveLogger("store")
+
+        @jax.jit
+        def run(key, xs, logger=logger):
+            state = logger.init(key)
+            ys = logger.tap(split, state)(xs)
+            logger.finish(state)
+            return ys
+
+        run(jax.random.key(seed), jnp.arange(4.0))
+        jax.effects_barrier()
+        assert sorted(lox.load("store", key=seed)["x"].tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("exists", "count"), [("resume", 8), ("overwrite", 4), ("new", None)]
+)
+def test_devices_that_begin_a_run_again_wait_for_its_end(exists, count):
+    logger = lox.loggers.SaveLogger("store", exists=exists)
+
+    @jax.jit
+    @on_devices
+    def run(x):
+        state = logger.init(5)
+        logger.tap(lambda x: lox.log({"x": x}), state)(x[0])
+        logger.finish(state)
+        return x
+
+    def twice(between):
+        run(jnp.arange(4.0))
+        between()
+        run(jnp.arange(4.0) + 100)
+        jax.effects_barrier()
+
+    with pytest.raises(lox.LoxValueError, match="Call `jax.effects_barrier"):
+        twice(lambda: None)
+    shutil.rmtree("store")
+    if count is None:
+        with pytest.raises(lox.StoreError, match="there is a run at"):
+            twice(jax.effects_barrier)
+    else:
+        twice(jax.effects_barrier)
+        assert lox.load("store")["x"].size == count
+
+
+@pytest.mark.parametrize(
+    ("exists", "expected"), [("resume", [1, 2, 4, 2, 4, 8]), ("overwrite", [2, 4, 8])]
+)
+def test_a_run_without_order_may_begin_again(exists, expected):
+    logger = lox.loggers.SaveLogger("store", exists=exists)
+
+    @jax.jit
+    def run(x):
+        state = logger.init(3)
+        y = logger.tap(scanned, state, ordered=False)(x)
+        logger.finish(state)
+        return y
+
+    run(1.0)
+    run(2.0)
+    jax.effects_barrier()
+    assert sorted(lox.load("store")["x"].tolist()) == sorted(expected)
 
 
 # --- slow backends -----------------------------------------------------------

@@ -1,16 +1,19 @@
 """The store: what was saved comes back, whatever happened in between."""
 
 import collections
+import itertools
 import time
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
 
 import lox
-from lox import _saving
+import lox.loggers
+from lox import _saving, _store_reader
 
 DTYPES = """bool int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 complex64
 float8_e4m3fn float8_e5m2 int4 uint4""".split()
@@ -301,6 +304,54 @@ def test_numbers_of_several_dtypes_come_back_as_they_were(tmp_path):
     lox.save(lox.logdict({"x": 2**60 + 1}, {"step": {"x": 9}}), tmp_path / "run")
     with pytest.raises(lox.StoreError, match="int32, int64, which no dtype"):
         lox.load(tmp_path / "run")
+
+
+def test_small_numbers_beside_others_come_back(tmp_path):
+    for i, dtype in enumerate((ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)):
+        for x in (np.array(np.nan, dtype), np.array(0.5, dtype), np.int32(3)):
+            lox.save({"x": x}, tmp_path / str(i))
+        found = lox.load(tmp_path / str(i))["x"]
+        np.testing.assert_array_equal(found.astype(float), [np.nan, 0.5, 3.0])
+
+
+def test_numbers_of_other_machines_come_back(tmp_path):
+    """Their bytes may be the other way round."""
+    x, step = np.array(1.5, ">f4"), np.array(3, ">i8")
+    for logs in (lox.logdict({"x": x}, {"step": {"x": step}}),) * 2:
+        lox.save(logs, tmp_path / "run")
+    found = lox.load(tmp_path / "run")
+    assert found["x"].tolist() == [1.5, 1.5] and found.step["x"].tolist() == [3, 3]
+
+
+def test_a_large_seed_is_a_key_of_its_own(tmp_path):
+    for key in (2**40, np.uint64(2**41), np.array(2**42)):
+        lox.save({"x": 1}, tmp_path, key=key)
+    assert [run.key[0] for run in lox.runs(tmp_path)] == [2**8, 2**9, 2**10]
+
+
+def test_what_is_read_while_it_is_written_ends_somewhere(tmp_path, monkeypatch):
+    """And has all before its end, of every segment."""
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    numbers = itertools.count()
+
+    def write(count):
+        for i in itertools.islice(numbers, count):
+            logger.log(state, {"x": i, "y": i} if i % 3 else {"x": i})
+
+    class Slow(_store_reader._Segment):
+        def __init__(self, *args):
+            super().__init__(*args)
+            write(5)
+
+    write(20)
+    monkeypatch.setattr(_store_reader, "_Segment", Slow)
+    found = lox.load(tmp_path)
+    # of the numbers from 20 on, 21 is the first in the segment that was read before
+    assert found["x"].tolist() == list(range(21))
+    assert found["y"].tolist() == [i for i in range(21) if i % 3]
+    monkeypatch.undo()
+    assert lox.load(tmp_path)["x"].tolist() == list(range(30))
 
 
 def test_logs_of_one_layout_may_change_their_dtypes_and_lengths(tmp_path):

@@ -346,8 +346,10 @@ def partly_manual() -> bool:
     return bool(manual) and manual != set(mesh.axis_names)
 
 
-def in_shard_map() -> bool:
-    return bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+def in_shard_map() -> int:
+    """The number of devices that run the same program at once; 0 outside."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
 
 
 def manual_axes(params: dict[str, Any]) -> frozenset[str]:
@@ -534,9 +536,11 @@ def at_effects_barrier(hook: Callable[[], None]) -> None:
     original = tokens.block_until_ready
 
     def block_until_ready(self: Any) -> None:
-        original(self)
-        if not getattr(_quietly, "waiting", False):
-            hook()
+        try:
+            original(self)
+        finally:  # one that raises keeps none of the others from its work
+            if not getattr(_quietly, "waiting", False):
+                hook()
 
     tokens.block_until_ready = block_until_ready
 

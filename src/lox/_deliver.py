@@ -230,7 +230,8 @@ class _Tapper(Taker):
             )
             return event, operands.flat()
 
-        self._deliver_if(some, (state, some), opened, run, once=stream.emits_late)
+        several = False if stream.emits_late else stream.has_windows or None
+        self._deliver_if(some, (state, some), opened, run, several)
 
     def _deliver_if(
         self,
@@ -238,30 +239,37 @@ class _Tapper(Taker):
         held: Any,
         opened: Callable[[Any], tuple[Event, Sequence[Any]]],
         run: Any,
-        once: bool = False,
+        several: bool | None = None,
     ) -> None:
         """Delivers, if there is any, the event that `opened` makes of `held`."""
         fixed = jax.tree.map(jax.lax.stop_gradient, held)
 
         def body(again: Any) -> Any:
-            self._deliver(*opened(fixed), run, once)
+            self._deliver(*opened(fixed), run, several)
             return jnp.zeros_like(again)
 
         # on CPUs, a loop that runs once or never costs a fifth of a conditional
         jax.lax.while_loop(lambda go: go, body, jnp.any(some))
 
     def _deliver(
-        self, event: Event, operands: Sequence[Any], run: Any, once: bool = False
+        self,
+        event: Event,
+        operands: Sequence[Any],
+        run: Any,
+        several: bool | None = None,
     ) -> None:
-        """Delivers an event; `once` if no other of its keys will be."""
-        several = tuple(key in self._several and not once for key in event.keys)
+        """Delivers an event; `several` as in `Event`, if it is known for all keys."""
+        marks = tuple(
+            key in self._several if several is None else several for key in event.keys
+        )
         if run is not None:
             event, operands = with_run(event, operands, run)
         # XLA crashes on order where only some axes of a mesh are manual
         ordered = self._ordered and not _compat.partly_manual()
+        self._sink.comes_from(ordered, _compat.in_shard_map() > 0)
         event = event.renamed(self._prefix)
         event = dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, several=several, quiet=False
+            event, sink=self._sink, ordered=ordered, several=marks, quiet=False
         )
         log_p.bind(*operands, event=event)
 

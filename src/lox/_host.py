@@ -84,6 +84,9 @@ class CallbackSink:
         self.failed = False
         self._lock = threading.RLock()
 
+    def comes_from(self, ordered: bool, devices: bool) -> None:
+        """Hears of a program whose events may have no order among each other."""
+
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
         """What a program calls with the operands of an event, each time it comes by.
 

@@ -92,6 +92,17 @@ class _Segment:
             raise StoreError(f"{self._file} cannot be read: {error}.") from error
         return rows.copy() if rows.nbytes <= _READ_AT_ONCE else rows
 
+    def next_number(self) -> int | None:
+        """The number of the event of the first record that was not there before."""
+        count, now = self.count, self._whole_records()
+        if now <= count:
+            return None
+        self.count = now
+        rows, numbers, _ = self.places()
+        self.count = count
+        last = int(np.searchsorted(rows, count, side="right")) - 1
+        return int(numbers[last]) + count - int(rows[last])
+
     def places(self) -> Any:
         """Where in the writer's order the records are: position, number and length."""
         places = read_places(self._places)
@@ -118,6 +129,22 @@ class _Written:
         self.number = number
         found = _numbered(path, SEGMENT)
         self.segments = [_Segment(segment) for _, segment in found]
+        if len(self.segments) > 1:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Leaves out what was written after something that is not read.
+
+        Segments that grow were looked at one after the other. What one of them has
+        more by now may have come before what another one had by then.
+        """
+        missing = [segment.next_number() for segment in self.segments]
+        first = min((number for number in missing if number is not None), default=None)
+        for segment in self.segments if first is not None else ():
+            if segment.count:
+                _, numbers, lengths = segment.places()
+                before = np.clip(first - numbers.astype(np.int64), 0, lengths)
+                segment.count = int(before.sum())
 
     @functools.cached_property
     def numbers(self) -> dict[_Segment, Any]:

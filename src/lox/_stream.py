@@ -314,6 +314,11 @@ class Stream:
         """Whether rows come out several at a time."""
         return (self._then or self).size is not None
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether a row is that of a window."""
+        return (self._then or self).window is not None
+
     def left(self, state: State, lanes: int) -> Any:
         """Whether there are rows that are not complete; with lanes apart, by lane."""
 

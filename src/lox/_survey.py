@@ -80,8 +80,10 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
             event = eqn.params["event"]
             taken = event.keys if selection.takes_event(event) else ()
             return Counter(filter(selection.takes_key, taken))
-        # of the branches of a conditional, one is taken
-        join = operator.or_ if eqn.primitive.name == "cond" else operator.add
+        # of the branches of a conditional, one is taken; what a linear solve has beside
+        # its solution are other ways to the same
+        one_of = eqn.primitive.name in ("cond", "custom_linear_solve")
+        join = operator.or_ if one_of else operator.add
         inside = map(counts_of, _compat.jaxprs_in(eqn.params))
         counts = functools.reduce(join, inside, Counter[str]())
         many = eqn.primitive.name in ("scan", "while")

@@ -83,8 +83,10 @@ class Logger:
 
     background = False
     patience = 120.0
-    # whether some program may log without order, so that rows may come after `finish`
+    # whether some program may log without order, so that rows may come after `finish`,
+    # or before `init`; and whether that is because it has several devices
     _unordered = False
+    _devices = False
     # whether `write` takes typed PRNG keys; others get their data
     _takes_keys = False
 
@@ -169,7 +171,7 @@ class Logger:
         return logdict(logs, of)
 
     def _hand_over(
-        self, payload: Any, sink: Callable[[OpenRuns, bool], RunSink]
+        self, payload: Any, sink: Callable[[OpenRuns, int], RunSink]
     ) -> None:
         receiver = sink(self._runs, _compat.in_shard_map())
         if is_outermost():
@@ -272,8 +274,6 @@ class Logger:
         )
         static = Static.of(fun, static_argnums, static_argnames)
         runs = self._runs
-        if not ordered:
-            self._unordered = True
 
         def form(outermost: bool) -> Any:
             def build() -> tuple[Any, TapSink]:

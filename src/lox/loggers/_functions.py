@@ -41,7 +41,7 @@ class Functions(Logger):
         tracker = self._tracker(**options)
         words = words_of(key)
 
-        def opens(runs: OpenRuns, shared: bool) -> "_OpensFor":
+        def opens(runs: OpenRuns, shared: int) -> "_OpensFor":
             return _OpensFor(runs, shared, self._given, tracker)
 
         self._hand_over(words, opens)
@@ -71,7 +71,7 @@ class _OpensFor(Opens):
     def __init__(
         self,
         runs: OpenRuns,
-        shared: bool,
+        shared: int,
         given: dict[Words, Tracker],
         tracker: Tracker,
     ) -> None:

@@ -37,6 +37,10 @@ class _OpenRun:
         self.line = user_line()
         self.handle: Any = None
         self.begun = False
+        # whether a log has begun it, that came before what its `init` had to say
+        self.awaits_init = False
+        # how many have said that it begins
+        self.devices = 0
         # what the backend has taken, and perhaps not sent yet, and its size
         self.kept: list[logdict] = []
         self.kept_bytes = 0
@@ -85,7 +89,7 @@ class OpenRuns:
 
     # --- for the program -------------------------------------------------------------
 
-    def open(self, words: Words, shared: bool = False, late: bool = False) -> None:
+    def open(self, words: Words, shared: int = 0, late: bool = False) -> None:
         """Begins a run.
 
         It raises no warning that the user has made an error: the run's state would be
@@ -93,16 +97,23 @@ class OpenRuns:
 
         Args:
             words: those of its key.
-            shared: whether several devices may begin it, of which the first one does.
+            shared: how many devices begin it, of which the first one does; 0 if it is
+                the program as a whole.
             late: whether the program has gone on: a run that is refused is taken as
                 one that fails, before the error is raised.
         """
         with self._lock:
-            if shared and words in self._open:
+            run = self._open.get(words)
+            if run is not None and (run.devices < shared or run.awaits_init):
+                run.devices += 1
+                run.awaits_init = False
                 return
+            if words in self._ending and not self.logger._devices:
+                # a program that comes after another one on its device finds it ended
+                self.close(words)
             self._check_new(words)
             self._finished.discard(words)
-            self._start(words, late)
+            self._start(words, late).devices = 1
             if late:  # then nobody waits for a state
                 self._raise_kept()
 
@@ -112,6 +123,12 @@ class OpenRuns:
         self.logger._check(self.logger._info(words))
 
     def _check_new(self, words: Words) -> None:
+        if words in self._ending:
+            raise LoxValueError(
+                f"{self.name} has yet to end the run {run_name(words)}, whose logs "
+                "come from several devices, in no order. Call `jax.effects_barrier()` "
+                "before it is begun again."
+            )
         if words in self._open:
             raise LoxValueError(
                 f"{self.name} has a run of the key {run_name(words)} open, whose logs "
@@ -156,6 +173,7 @@ class OpenRuns:
                     run, error = self._open.get(words), raised
                     if run is None:
                         raise
+                run.awaits_init = self.logger._unordered
             if self._queue is None:
                 self._write(run, logs, late)
                 self._raise_kept()

@@ -23,10 +23,10 @@ class RunSink(CallbackSink):
 
     Args:
         runs: those of the logger.
-        shared: whether several devices hand it over, in no order.
+        shared: how many devices hand it over, in no order; 0 if it is not so.
     """
 
-    def __init__(self, runs: OpenRuns, shared: bool = False) -> None:
+    def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
         super().__init__(lambda logs: self.take(logs["payload"], late=True))
         self.runs = runs
         self.shared = shared
@@ -68,6 +68,11 @@ class TapSink(CallbackSink):
     def __init__(self, runs: OpenRuns) -> None:
         super().__init__(self._write)
         self._runs = runs
+
+    def comes_from(self, ordered: bool, devices: bool) -> None:
+        logger = self._runs.logger
+        logger._unordered |= not ordered or devices
+        logger._devices |= devices
 
     def _write(self, logs: logdict) -> None:
         try:
