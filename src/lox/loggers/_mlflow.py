@@ -12,6 +12,7 @@ from lox._views import require
 from ._base import RunInfo
 from ._config import flat_config
 from ._exit import fatal_error
+from ._tables import python_numbers
 from ._tracker import StepCounts, Tracker
 
 # what MLflow takes at a time
@@ -118,7 +119,7 @@ class MLflowLogger(Tracker):
                 run.metrics += [
                     metric(name, value, run.time(name, value, step), step)
                     for value, step in zip(
-                        column.astype(float).tolist(), steps, strict=True
+                        map(float, python_numbers(column)), steps, strict=True
                     )
                 ]
 

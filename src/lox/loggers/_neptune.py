@@ -17,6 +17,7 @@ from lox._views import require
 from ._base import RunInfo
 from ._histogram import Array, binned
 from ._picture import as_bytes, png
+from ._tables import python_numbers
 from ._tracker import Names, Table, Tracker
 
 # what Neptune would gather of the process, for each of its runs
@@ -149,11 +150,11 @@ class NeptuneLogger(Tracker):
     ) -> None:
         finite = np.isfinite(column)
         if finite.all():
-            run.series("number", name).extend(column.tolist(), steps=steps)
+            run.series("number", name).extend(python_numbers(column), steps=steps)
             return
         for chosen, kind in ((finite, "number"), (~finite, "text")):
             if chosen.any():
-                values = column[chosen].tolist()
+                values = python_numbers(column[chosen])
                 at = None if steps is None else np.asarray(steps)[chosen].tolist()
                 if kind == "text":
                     name, values = f"{name}_not_finite", [str(x) for x in values]

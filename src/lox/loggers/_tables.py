@@ -70,6 +70,30 @@ def free(name: str, taken: set[str]) -> str:
     return name
 
 
+def python_numbers(column: Array) -> list[Any]:
+    """The numbers of a column as Python's own, exactly."""
+    return exact(column).tolist()
+
+
+def exact(column: Array) -> Array:
+    """The same numbers, of which none is so small that a processor may forget it.
+
+    In threads of XLA's, and in those that they start, it takes the smallest numbers of
+    32 bits for zero. Among those of 64 bits they are not the smallest.
+    """
+    if column.dtype != np.float32:
+        return column
+    bits = column.view(np.uint32)
+    part = bits & 0x7FFFFF
+    small = ((bits & 0x7F800000) == 0) & (part != 0)
+    if not small.any():
+        return column
+    wide = column.astype(np.float64)
+    sign = np.where(bits[small] >> 31, -1.0, 1.0)
+    wide[small] = sign * np.ldexp(part[small].astype(np.float64), -149)
+    return wide
+
+
 def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
     """The arrays of a value, each by its path."""
     if isinstance(value, np.ndarray | np.generic):

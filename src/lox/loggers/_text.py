@@ -16,7 +16,7 @@ from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._tables import Array, free, tables
+from ._tables import Array, exact, free, tables
 
 # Windows has no such locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
@@ -269,7 +269,8 @@ def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
 def _numbers(column: Array) -> list[Any]:
     """As Python's own; of those with few bits, no more digits than they have."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
-        return column.astype(str).astype(float).tolist()
+        wide = exact(column)
+        return (column.astype(str).astype(float) if wide is column else wide).tolist()
     if column.dtype.kind in "cO":
         return column.astype(str).tolist()
     return column.tolist()

@@ -13,7 +13,7 @@ from lox._views import require
 from ._base import RunInfo
 from ._histogram import binned
 from ._picture import as_bytes
-from ._tables import free
+from ._tables import free, python_numbers
 from ._tracker import Names, StepCounts, Table, Tracker, check_options
 
 _BINS = 64
@@ -83,7 +83,7 @@ class TrackioLogger(Tracker):
     def _columns(self, table: Table) -> dict[str, list[Any]]:
         """What trackio is given, by name: a value for each row."""
         trackio = self._trackio
-        columns = {name: column.tolist() for name, column in table.scalars.items()}
+        columns = {name: python_numbers(x) for name, x in table.scalars.items()}
         for name, column in table.histograms.items():
             columns[name] = [
                 trackio.Histogram(np_histogram=binned(values, _BINS))

@@ -18,7 +18,7 @@ from ._base import RunInfo
 from ._exit import fatal_error
 from ._histogram import Array, binned
 from ._picture import as_bytes
-from ._tables import free
+from ._tables import free, python_numbers
 from ._tracker import Names, Table, Tracker, check_options
 
 # 64 runs would print ten lines each, and each record what the program prints
@@ -149,7 +149,7 @@ class WandbLogger(Tracker):
     def _columns(self, table: Table) -> dict[str, list[Any]]:
         """What W&B is given, by name: a value for each row."""
         wandb = self._wandb
-        columns = {name: column.tolist() for name, column in table.scalars.items()}
+        columns = {name: python_numbers(x) for name, x in table.scalars.items()}
         for name, column in table.histograms.items():
             columns[name] = [
                 wandb.Histogram(np_histogram=binned(values, _BINS)) for values in column
