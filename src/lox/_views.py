@@ -143,6 +143,8 @@ def plot(logs: "logdict", keys: Sequence[str], x: str | None) -> Any:
         and column[1] == 0
         and column[2][1].stacked
     }
+    if keys:  # in their order
+        chosen = dict(sorted(chosen.items(), key=lambda c: keys.index(c[1][2][0])))
     if missing or not chosen:
         asked = ", ".join(map(repr, missing or keys)) or "nothing"
         raise LoxValueError(
