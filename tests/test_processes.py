@@ -223,6 +223,7 @@ def test_a_file_that_was_closed_meanwhile_and_removed_is_reported(monkeypatch):
     with pytest.warns(lox.LoxWarning, match="No such file"):
         logger.log(first, {"x": 3})
     logger.log(second, {"x": 4})
+    logger.finish(first)
     logger.finish(second)
     assert lox.load("store", key=2)["x"].tolist() == [2, 4]
     assert lox.load(".lox/unsent")["x"].tolist() == 3

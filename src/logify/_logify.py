@@ -76,7 +76,7 @@ def logify(
             static_argnums=static_argnums,
             static_argnames=static_argnames,
         )
-    check_callable(fun, "logify", API)
+    check_callable(fun, f"{API}.logify")
     room = check_number(capacity, "capacity", "logify.logify")
     options = Options(Selection(api=API), capacity=room)
     static = Static.of(fun, static_argnums, static_argnames)

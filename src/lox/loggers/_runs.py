@@ -309,8 +309,9 @@ class OpenRuns:
             try:
                 self.logger.close(run.handle)
             except self._caught as error:
-                name = run_name(run.words)
-                self._warn(run, f"could not close the run {name}: {error!r}.")
+                if not run.failed:  # of which a warning has told
+                    name = run_name(run.words)
+                    self._warn(run, f"could not close the run {name}: {error!r}.")
 
     # --- for what a backend does not take --------------------------------------------
 
