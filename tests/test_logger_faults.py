@@ -483,7 +483,7 @@ def test_a_config_that_is_traced_is_refused():
     def f(lr):
         lox.loggers.SaveLogger("store", config={"lr": lr})
 
-    with pytest.raises(lox.LoxTypeError, match=r"`config` has .*Log what a run was"):
+    with pytest.raises(lox.LoxTypeError, match=r"`config` has .*`logger.init\(key"):
         jax.jit(f)(0.1)
     with pytest.raises(lox.LoxTypeError, match="is a dict or a dataclass, not 3"):
         lox.loggers.SaveLogger("store", config=3)

@@ -1,5 +1,6 @@
 """Loggers: one run a vmapped seed, whatever JAX does around them."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -328,6 +329,47 @@ def test_prng_keys_are_saved_as_their_data_by_a_program():
     jax.jit(lambda xs: lox.save(lox.spool(f)(xs)[1], "saved"))(jnp.arange(3))
     jax.effects_barrier()
     np.testing.assert_array_equal(lox.load("saved")["key"], expected)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_every_run_can_have_a_config_of_its_own(jit):
+    saved = lox.loggers.SaveLogger("store", config={"net": "mlp", "lr": 0})
+    text = lox.loggers.JSONLinesLogger("text")
+    logger = lox.loggers.MultiLogger(saved, text)
+
+    @jit
+    @jax.vmap
+    def run(key, lr):
+        config = {"lr": lr, "sizes": [lr * 2, 3], "by": {"name": "adam", "b": (lr,)}}
+        state = logger.init(key, config)
+        logger.tap(scanned, state)(lr)
+        logger.finish(state)
+
+    for _ in range(2):
+        run(jnp.arange(3), jnp.array([0.5, 1.0, 2.0]))
+        jax.effects_barrier()
+        for i, lr in enumerate([0.5, 1.0, 2.0]):
+            own = {"lr": lr, "sizes": [lr * 2, 3], "by": {"name": "adam", "b": [lr]}}
+            assert lox.runs("store")[i].config == {"net": "mlp", **own}
+            beside = pathlib.Path(f"text/00000000-0000000{i}.config.json")
+            assert json.loads(beside.read_text()) == own
+        shutil.rmtree("store")
+        shutil.rmtree("text")
+    state = logger.init(9, config={"lr": np.float32(0.1), "name": "one"})
+    logger.finish(state)
+    assert lox.runs("store")[0].config == {"net": "mlp", "lr": 0.1, "name": "one"}
+    with pytest.raises(lox.LoxTypeError, match="a run's `config` is a dict .*not 3"):
+        logger.init(10, config=3)
+
+
+def test_what_is_not_sent_has_the_config_of_its_run():
+    logger = BrokenLogger({"net": "mlp"})
+    with pytest.warns(lox.LoxWarning, match="no network"):
+        jax.vmap(lambda k, lr: logger.tap(scanned, logger.init(k, {"lr": lr}))(lr))(
+            jnp.arange(2), jnp.array([0.5, 1.0])
+        )
+    found = [run.config for run in lox.runs(".lox/unsent")]
+    assert sorted(found, key=str) == [{"net": "mlp", "lr": lr} for lr in (0.5, 1.0)]
 
 
 def test_a_run_that_exists_is_refused_unless_asked_for():

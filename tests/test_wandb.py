@@ -425,6 +425,21 @@ def test_functions_inside_of_jit_vmap_and_scan():
     assert len(written()) == 6 and len(groups) == 1
 
 
+def test_lanes_have_configs_of_their_own():
+    @jax.jit
+    @jax.vmap
+    def run(seed, lr):
+        config = {"lr": lr, "name": "adam"}
+        state = lox.wandb.init(seed, config=config, project="tests", mode="offline")
+        lox.wandb.log(state, {"x": lr})
+        lox.wandb.finish(state)
+
+    run(jnp.arange(2), jnp.array([0.1, 0.25]))
+    jax.effects_barrier()
+    found = [one.config for _, one in sorted(written().items())]
+    assert found == [{"lr": lr, "name": "adam"} for lr in (0.1, 0.25)]
+
+
 def test_a_state_goes_into_a_jit_that_was_compiled_for_another():
     traces = []
 

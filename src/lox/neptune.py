@@ -32,7 +32,8 @@ def init(key: Any = None, **options: Any) -> LoggerState:
         key: a key of `jax.random`, or a number, that tells the run from others. By
             default, outside of JAX's transformations, a random one.
         **options: those of `NeptuneLogger`, and so of `neptune.init_run`: `project`,
-            `config`, `group`, `mode`. They are the same for all the lanes.
+            `config`, `group`, `mode`. Of `config`, values may be traced, and differ
+            between lanes; the others are the same for all.
 
     Returns:
         The state for `log` and `finish`, a pytree.

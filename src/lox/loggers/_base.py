@@ -26,7 +26,7 @@ from lox._spool import spool
 from lox._take import is_outermost, warn_unmatched
 from lox._transform import Static, Transformed, check_callable, compiled
 
-from ._config import plain_config
+from ._config import plain_config, split_config
 from ._runs import OpenRuns, Words
 from ._sinks import Closes, Opens, RunSink, TapSink, Writes
 
@@ -42,7 +42,7 @@ class RunInfo:
     Attributes:
         key: the words of the PRNG key that tells it from others.
         name: a name made of them.
-        config: what the logger was given.
+        config: what the logger and the run were given.
     """
 
     key: Words
@@ -111,15 +111,24 @@ class Logger:
 
     # --- what a user calls -----------------------------------------------------------
 
-    def init(self, key: Any = None) -> LoggerState:
+    def init(
+        self, key: Any = None, config: Mapping[str, Any] | None = None
+    ) -> LoggerState:
         """Begins a run; under `jax.vmap`, one a lane.
 
         Args:
             key: a key of `jax.random`, or a number, that tells the run from others. By
                 default, outside of JAX's transformations, a random one.
+            config: what this run was made with, beside the config of the logger;
+                of its values, some may be traced, and differ between lanes.
         """
+        static, traced = split_config(config)
         words = words_of(key)
-        self._hand_over(words, Opens)
+
+        def opens(runs: OpenRuns, shared: int) -> Opens:
+            return Opens(runs, shared, static)
+
+        self._hand_over((words, traced), opens)
         return LoggerState(jnp.array(words), self._kind)
 
     def finish(self, state: LoggerState) -> None:
@@ -353,13 +362,15 @@ class Logger:
     def _wait(self) -> None:
         self._runs.wait()
 
-    def _info(self, words: Words) -> RunInfo:
-        return RunInfo(words, run_name(words), getattr(self, "config", {}))
+    def _info(self, words: Words, config: Mapping[str, Any] | None = None) -> RunInfo:
+        """What there is to know of a run, which may have a config of its own."""
+        whole = {**getattr(self, "config", {}), **(config or {})}
+        return RunInfo(words, run_name(words), whole)
 
-    def _begin(self, words: Words, late: bool) -> Any:
-        """Opens a run; `late` as in `OpenRuns.open`."""
+    def _begin(self, words: Words, config: Mapping[str, Any], late: bool) -> Any:
+        """Opens a run; the arguments are those of `OpenRuns.open`."""
         del late
-        return self.open(self._info(words))
+        return self.open(self._info(words, config))
 
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would refuse a run, and changes nothing."""

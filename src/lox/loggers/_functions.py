@@ -5,7 +5,7 @@ goes into a `jit` that was compiled for another run. What a run was begun with i
 up when it is opened.
 """
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from lox._logdict import logdict
 
 from ._base import Logger, LoggerState, RunInfo, words_of
+from ._config import split_config
 from ._runs import OpenRuns, Words
 from ._sinks import Opens
 from ._tracker import Tracker
@@ -36,15 +37,18 @@ class Functions(Logger):
         self._given: dict[Words, Tracker] = {}
         self._runs.name = tracker.__name__  # which warnings speak of
 
-    def init(self, key: Any = None, **options: Any) -> LoggerState:
+    def init(
+        self, key: Any = None, config: Mapping[str, Any] | None = None, **options: Any
+    ) -> LoggerState:
         # made here, where a package that is missing can be told of
+        static, traced = split_config(config)
         tracker = self._tracker(**options)
         words = words_of(key)
 
         def opens(runs: OpenRuns, shared: int) -> "_OpensFor":
-            return _OpensFor(runs, shared, self._given, tracker)
+            return _OpensFor(runs, shared, static, self._given, tracker)
 
-        self._hand_over(words, opens)
+        self._hand_over((words, traced), opens)
         return LoggerState(jnp.array(words), self._kind)
 
     @property
@@ -54,7 +58,7 @@ class Functions(Logger):
     def open(self, run: RunInfo) -> Any:
         # a state can come from a process that is gone, and its options with it
         tracker = self._given.pop(run.key, None) or self._tracker()
-        return tracker, tracker.open(dataclasses.replace(run, config=tracker.config))
+        return tracker, tracker.open(run)
 
     def write(self, run: Any, logs: logdict) -> None:
         tracker, opened = run
@@ -72,16 +76,17 @@ class _OpensFor(Opens):
         self,
         runs: OpenRuns,
         shared: int,
+        config: str,
         given: dict[Words, Tracker],
         tracker: Tracker,
     ) -> None:
-        super().__init__(runs, shared)
+        super().__init__(runs, shared, config)
         self._given, self._tracker = given, tracker
 
-    def open(self, words: Words, late: bool) -> None:
+    def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
         if words not in self.runs._open:  # which is about to be refused
             self._given[words] = self._tracker
-        super().open(words, late)
+        super().open(words, late, config)
 
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, _OpensFor) and other._tracker is self._tracker

@@ -1,5 +1,6 @@
 """`MultiLogger`: several loggers at once."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from lox._logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._exit import all_of
+from ._runs import Words
 
 
 class MultiLogger(Logger):
@@ -37,30 +39,25 @@ class MultiLogger(Logger):
         for logger in self.loggers:
             logger._runs.check(run.key)
 
-    def _begin(self, words: tuple[int, ...], late: bool) -> Any:
-        if not late:
-            return super()._begin(words, late)
-        # the program has gone on: those that do not refuse the run get its logs
+    def _begin(self, words: Words, config: Mapping[str, Any], late: bool) -> Words:
+        begun: list[Logger] = []
         for logger in self.loggers:
             try:
-                logger._runs.open(words, late=True)
+                logger._runs.open(words, late=late, config=config)
             except LoxError as error:
-                self._runs.raise_later(error)
+                if late:  # the program has gone on: the others get its logs
+                    self._runs.raise_later(error)
+                    continue
+                for other in begun:  # all of them, or none
+                    other._runs.close(words)
+                raise
+            begun.append(logger)
         return words
 
-    def open(self, run: RunInfo) -> tuple[int, ...]:
-        begun: list[Logger] = []
-        try:
-            for logger in self.loggers:
-                logger._runs.open(run.key)
-                begun.append(logger)
-        except BaseException:  # all of them, or none
-            for logger in begun:
-                logger._runs.close(run.key)
-            raise
-        return run.key
+    def open(self, run: RunInfo) -> Words:
+        return self._begin(run.key, run.config, late=False)
 
-    def write(self, run: tuple[int, ...], logs: logdict) -> None:
+    def write(self, run: Words, logs: logdict) -> None:
         plain = logs._plain()
         all_of(
             partial(logger._runs.write, run, logs if logger._takes_keys else plain)

@@ -6,6 +6,7 @@ import inspect
 import threading
 import traceback
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,8 +32,9 @@ _MOST_KEPT_BYTES = 16 << 20
 class _OpenRun:
     """A run, and how far its backend has got with it."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: Words, config: Mapping[str, Any]) -> None:
         self.words = words
+        self.config = config
         # the line that began it, which warnings name
         self.line = user_line()
         self.handle: Any = None
@@ -89,7 +91,13 @@ class OpenRuns:
 
     # --- for the program -------------------------------------------------------------
 
-    def open(self, words: Words, shared: int = 0, late: bool = False) -> None:
+    def open(
+        self,
+        words: Words,
+        shared: int = 0,
+        late: bool = False,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         """Begins a run.
 
         It raises no warning that the user has made an error: the run's state would be
@@ -101,6 +109,7 @@ class OpenRuns:
                 the program as a whole.
             late: whether the program has gone on: a run that is refused is taken as
                 one that fails, before the error is raised.
+            config: what this run was made with.
         """
         with self._lock:
             run = self._open.get(words)
@@ -113,7 +122,7 @@ class OpenRuns:
                 self.close(words)
             self._check_new(words)
             self._finished.discard(words)
-            self._start(words, late).devices = 1
+            self._start(words, late, config).devices = 1
             if late:  # then nobody waits for a state
                 self._raise_kept()
 
@@ -137,8 +146,13 @@ class OpenRuns:
                 "`jax.random.fold_in(key, i)`, or `finish` the other one first."
             )
 
-    def _start(self, words: Words, late: bool = False) -> _OpenRun:
-        run = _OpenRun(words)
+    def _start(
+        self,
+        words: Words,
+        late: bool = False,
+        config: Mapping[str, Any] | None = None,
+    ) -> _OpenRun:
+        run = _OpenRun(words, config or {})
         refused: LoxError | None = None
         if self._queue is None:
             try:
@@ -257,7 +271,7 @@ class OpenRuns:
     def _begin(self, run: _OpenRun, late: bool = True) -> None:
         try:
             if not run.failed:
-                run.handle = self.logger._begin(run.words, late)
+                run.handle = self.logger._begin(run.words, run.config, late)
                 run.begun = True
         except LoxError as error:
             if self._queue is None:
@@ -346,7 +360,7 @@ class OpenRuns:
         """Sees that there is a place on disk, and says what becomes of logs there."""
         try:
             if run.unsent is None:
-                config = getattr(self.logger, "config", {})
+                config = self.logger._info(run.words, run.config).config
                 run.unsent = Unsent(self.name, run.words, config)
         except Exception as error:
             return f"what it does not take is lost, since {error}"

@@ -14,6 +14,7 @@ from lox._host import CallbackSink, callback_errors
 from lox._logdict import logdict
 from lox._runs import take_run
 
+from ._config import whole_config
 from ._exit import all_of
 from ._runs import OpenRuns, Words
 
@@ -82,18 +83,39 @@ class TapSink(CallbackSink):
 
 
 class Opens(RunSink):
-    def take(self, payload: Any, late: bool) -> None:
-        if not late:
-            runs = each_run(payload)
-            for words in runs:
-                self.runs.check(words)
-            for words in runs:
-                self.open(words, late)
-            return
-        self.each(partial(self.open, words, late) for words in each_run(payload))
+    """Begins runs.
 
-    def open(self, words: Words, late: bool) -> None:
-        self.runs.open(words, self.shared, late)
+    Args:
+        runs: those of the logger.
+        shared: as for all.
+        config: what the runs were made with, but for what comes with them.
+    """
+
+    def __init__(self, runs: OpenRuns, shared: int = 0, config: str = "{}") -> None:
+        super().__init__(runs, shared)
+        self._config = config
+
+    def take(self, payload: Any, late: bool) -> None:
+        words, values = payload
+        config = whole_config(self._config, values)
+        runs = each_run(words)
+        if late:
+            self.each(partial(self.open, one, late, config) for one in runs)
+            return
+        for one in runs:
+            self.runs.check(one)
+        for one in runs:
+            self.open(one, late, config)
+
+    def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
+        self.runs.open(words, self.shared, late, config)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Opens) and other._config == self._config
+        return same and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self._config))
 
 
 class Closes(RunSink):

@@ -18,6 +18,7 @@ from ._tracker import Names, StepCounts, Tracker
 class _TensorBoardRun:
     def __init__(self, file: EventFile) -> None:
         self.file = file
+        self.has_config = False
         self.counts = StepCounts()
 
 
@@ -71,6 +72,7 @@ class TensorBoardLogger(Tracker):
             given = self._given / run.name
             raise StoreError(f"cannot make a run at {given}: {error}.") from error
         if run.config:
+            opened.has_config = True
             opened.file.hparams(flat_config(run.config), run.name)
         return opened
 
@@ -88,7 +90,7 @@ class TensorBoardLogger(Tracker):
         try:
             # of rows that a run has lost since it was removed, `write` has told
             with contextlib.suppress(FileNotFoundError):
-                if self.config:
+                if run.has_config:
                     run.file.hparams_end()
         finally:
             run.file.close()
