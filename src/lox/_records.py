@@ -93,10 +93,9 @@ def _in_time(key: Key) -> bool:
 
 def _alike(x: Any, y: Any) -> bool:
     """Whether two are the same array, to the bit; only if that is quick to tell."""
-    if x is y:
-        return True
     return (
         isinstance(x, np.ndarray | np.generic)
+        and isinstance(y, np.ndarray | np.generic)
         and x.dtype == y.dtype
         and x.shape == y.shape
         and x.tobytes() == y.tobytes()
@@ -108,7 +107,9 @@ class Plan:
 
     def __init__(self, logs: logdict, segment: Any) -> None:
         self.segment = segment
+        self.info = logs._info
         self._names = tuple(logs)
+        self._steps = tuple(logs._steps)
         self.stacked = logs._key(self._names[0]).info.stacked
         steps = [of[self._names[0]] for of in logs._steps.values()]
         start = int(self.stacked)
@@ -118,6 +119,9 @@ class Plan:
     def form_of(logs: logdict) -> Any:
         """By which those that may be alike are told."""
         return tuple(logs), tuple(logs._steps), tuple(logs._info.items())
+
+    def has_names_of(self, logs: logdict) -> bool:
+        return tuple(logs) == self._names and tuple(logs._steps) == self._steps
 
     @staticmethod
     def serves(logs: logdict) -> bool:
@@ -145,14 +149,17 @@ class Plan:
             return None
         first, *others = self._names
         arrays = list(logs.values())
-        arrays += (of.get(first) for of in logs._steps.values())
-        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
-            return None
         for of in logs._steps.values():
-            if not all(_alike(of.get(other), of[first]) for other in others):
-                return None
-        length = arrays[0].shape[:1] if self.stacked else ()
-        for array, (dtype, shape) in zip(arrays, self._form, strict=True):
-            if array.dtype != dtype or array.shape != length + shape:
-                return None
+            step = of.get(first)
+            for other in others:
+                if of.get(other) is not step and not _alike(of.get(other), step):
+                    return None
+            arrays.append(step)
+        try:
+            length = arrays[0].shape[:1] if self.stacked else ()
+            for array, (dtype, shape) in zip(arrays, self._form, strict=True):
+                if array.dtype != dtype or array.shape != length + shape:
+                    return None
+        except AttributeError:  # of a number of Python's own
+            return None
         return arrays

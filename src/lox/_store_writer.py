@@ -158,6 +158,7 @@ class Writer:
         self._forms: dict[str, str] = {}
         self._begun = 0
         self._plans: dict[Any, Plan] = {}
+        self._last_plan: Plan | None = None
         self._number = 0
         self._turns = Turns(self._write)
         self._lock = self._turns.lock
@@ -167,8 +168,7 @@ class Writer:
         self._turns(logs)
 
     def _write(self, logs: logdict) -> None:
-        form = Plan.form_of(logs)
-        plan = self._plans.get(form)
+        plan = self._plan_for(logs)
         if plan is not None and plan.segment.sound:
             plain = plan.arrays(logs)
             if plain is not None:
@@ -187,7 +187,18 @@ class Writer:
         if len(segments) == 1 and Plan.serves(logs):
             if len(self._plans) > _MOST_PLANS:
                 self._plans.clear()
-            self._plans[form] = Plan(logs, segments[0])
+            self._plans[Plan.form_of(logs)] = Plan(logs, segments[0])
+
+    def _plan_for(self, logs: logdict) -> Plan | None:
+        # logs that come again and again share the description of their axes
+        last = self._last_plan
+        if last is not None and last.info is logs._info and last.has_names_of(logs):
+            return last
+        plan = self._plans.get(Plan.form_of(logs))
+        if plan is not None:
+            plan.info = logs._info
+            self._last_plan = plan
+        return plan
 
     def _take(self, count: int) -> int:
         """The number of the next event; taken even if it cannot be written then."""
@@ -238,6 +249,7 @@ class Writer:
                 segment.close()
             self._segments.clear()
             self._plans.clear()
+            self._last_plan = None
             if not self._begun:  # else it was not empty, and may be another's by now
                 with contextlib.suppress(OSError):
                     self._directory.rmdir()
