@@ -514,19 +514,32 @@ def test_a_program_begins_and_ends_a_run_that_its_devices_log_to():
     """Their rows may come before `init`, and after `finish`."""
     split = on_devices(lambda x: scanned(x.sum())[None])
     expected = sorted(x * 2.0**i for x in range(4) for i in range(3))
-    for seed in range(10):
-        logger = lox.loggers.SaveLogger("store")
+    for seed in range(5):
+        logger = lox.loggers.SaveLogger("store", exists="resume")
 
         @jax.jit
         def run(key, xs, logger=logger):
-            state = logger.init(key)
+            state = logger.init(key, config={"first": xs[1]})
             ys = logger.tap(split, state)(xs)
             logger.finish(state)
             return ys
 
-        run(jax.random.key(seed), jnp.arange(4.0))
-        jax.effects_barrier()
-        assert sorted(lox.load("store", key=seed)["x"].tolist()) == expected
+        for count in (1, 2):
+            run(jax.random.key(seed), jnp.arange(4.0))
+            jax.effects_barrier()
+            found = lox.load("store", key=seed)["x"]
+            assert sorted(found.tolist()) == sorted(expected * count)
+        assert lox.runs("store")[-1].config == {"first": 1.0}
+
+
+def test_logs_of_a_state_that_nobody_has_begun_here_are_kept():
+    """As after a restart, of devices without order."""
+    split = on_devices(lambda x: scanned(x.sum(), 40)[None])
+    state = lox.loggers.LoggerState(jnp.array([0, 3], jnp.uint32))
+    logger = lox.loggers.SaveLogger("store")
+    jax.jit(logger.tap(split, state))(jnp.zeros(4))
+    jax.effects_barrier()
+    assert lox.load("store", key=3)["x"].tolist() == [0.0] * 160
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Files that only grow, of which a process has few open at a time.
 
-A store of many runs has more files than a process may have open. So those that were not
-used for longest are closed, and opened again when they are needed.
+A store of many runs has more files than a process may have open. So those that were
+opened first are closed, and opened again when they are needed.
 """
 
 import collections
@@ -10,7 +10,6 @@ import io
 import os
 import pathlib
 import threading
-from typing import Any
 
 _MOST_OPEN = 512
 
@@ -31,8 +30,7 @@ class GrowingFile:
 
     def acquire(self) -> io.FileIO:
         """The open file, until it is released; of one thread at a time."""
-        self.in_use = True
-        handle = self.handle
+        handle = _open_files.keep(self)
         if handle is None:
             try:
                 handle = self._open("r+b")
@@ -79,9 +77,12 @@ class _OpenFiles:
         self._lock = threading.RLock()
         self._files: collections.OrderedDict[GrowingFile, None]
         self._files = collections.OrderedDict()
-        # those of the process that this one was forked from, which must stay open:
-        # closing them by Python could write what is in their buffers
-        self._inherited: list[Any] = []
+
+    def keep(self, file: GrowingFile) -> io.FileIO | None:
+        """Sees that nobody closes a file, if it is open."""
+        with self._lock:
+            file.in_use = True
+            return file.handle
 
     def add(self, file: GrowingFile) -> None:
         with self._lock:
@@ -102,8 +103,7 @@ class _OpenFiles:
                     file.close()
 
     def begin_anew(self) -> None:
-        """In a process that was forked."""
-        self._inherited.append(self._files)
+        """In a process that was forked, where they are not ours to close."""
         self._files = collections.OrderedDict()
         self._lock = threading.RLock()
 

@@ -40,8 +40,8 @@ class Functions(Logger):
     def init(
         self, key: Any = None, config: Mapping[str, Any] | None = None, **options: Any
     ) -> LoggerState:
-        # made here, where a package that is missing can be told of
         static, traced = split_config(config)
+        # made here, where a package that is missing can be told of
         tracker = self._tracker(**options)
         words = words_of(key)
 

@@ -27,6 +27,8 @@ Words = tuple[int, ...]
 # what a backend may keep back before it is asked to send it
 _MOST_KEPT = 1000
 _MOST_KEPT_BYTES = 16 << 20
+# how many logs may come before their run begins, until it begins by itself
+_MOST_EARLY = 100
 
 
 class _OpenRun:
@@ -39,8 +41,6 @@ class _OpenRun:
         self.line = user_line()
         self.handle: Any = None
         self.begun = False
-        # whether a log has begun it, that came before what its `init` had to say
-        self.awaits_init = False
         # how many have said that it begins
         self.devices = 0
         # what the backend has taken, and perhaps not sent yet, and its size
@@ -79,6 +79,8 @@ class OpenRuns:
         self._finished: set[Words] = set()
         # those that are to end once nobody can log to them any more
         self._ending: set[Words] = set()
+        # logs without order, of runs that nobody has begun yet
+        self._early: dict[Words, list[logdict]] = {}
         # what to raise once nothing is lost by it: warnings that are errors to the
         # user, and the refusal of one of several loggers
         self._error: Warning | LoxError | None = None
@@ -113,9 +115,8 @@ class OpenRuns:
         """
         with self._lock:
             run = self._open.get(words)
-            if run is not None and (run.devices < shared or run.awaits_init):
+            if run is not None and run.devices < shared:
                 run.devices += 1
-                run.awaits_init = False
                 return
             if words in self._ending and not self.logger._devices:
                 # a program that comes after another one on its device finds it ended
@@ -123,6 +124,7 @@ class OpenRuns:
             self._check_new(words)
             self._finished.discard(words)
             self._start(words, late, config).devices = 1
+            self._write_early(words)
             if late:  # then nobody waits for a state
                 self._raise_kept()
 
@@ -173,11 +175,11 @@ class OpenRuns:
     def write(self, words: Words, logs: logdict, late: bool = True) -> None:
         """Sends logs to a run; `late` as in `open`."""
         with self._lock:
-            if words in self._finished:
-                raise LoxValueError(
-                    f"{self.name} got logs for the run {run_name(words)}, which is "
-                    "finished. Begin a new one with `init`."
-                )
+            if late and self._is_early(words):
+                self._early.setdefault(words, []).append(logs)
+                in_use(self)
+                return
+            self._check_not_finished(words)
             run = self._open.get(words)
             error: Exception | None = None
             if run is None:
@@ -187,7 +189,6 @@ class OpenRuns:
                     run, error = self._open.get(words), raised
                     if run is None:
                         raise
-                run.awaits_init = self.logger._unordered
             if self._queue is None:
                 self._write(run, logs, late)
                 self._raise_kept()
@@ -197,8 +198,45 @@ class OpenRuns:
         if error is not None:
             raise error
 
+    def _check_not_finished(self, words: Words) -> None:
+        if words in self._finished:
+            raise LoxValueError(
+                f"{self.name} got logs for the run {run_name(words)}, which is "
+                "finished. Begin a new one with `init`."
+            )
+
+    def _is_early(self, words: Words) -> bool:
+        """Whether logs came without order, before it was said that their run begins."""
+        if words in self._open or not self.logger._unordered:
+            return False
+        if len(self._early.get(words, ())) < _MOST_EARLY:
+            return True
+        self._write_early(words)  # nobody will say it, as after a restart
+        return False
+
+    def _write_early(self, words: Words) -> None:
+        with self._lock:
+            early = self._early.pop(words, None)
+            if early is None:
+                return
+            error: LoxError | None = None
+            if words not in self._open:
+                self._check_not_finished(words)
+                try:
+                    self._start(words, late=True)
+                except LoxError as refused:
+                    error = refused
+            for logs in early:
+                self.write(words, logs)
+            if error is not None:
+                raise error
+
     def close(self, words: Words) -> None:
         """Ends a run; `wait` tells when it has ended."""
+        ways = self._write_early, self._end
+        all_of(functools.partial(way, words) for way in ways)
+
+    def _end(self, words: Words) -> None:
         with self._lock:
             run = self._open.pop(words, None)
             self._finished.add(words)
@@ -206,8 +244,7 @@ class OpenRuns:
             if run is None:
                 return
             if self._queue is None:
-                if not self._open:
-                    out_of_use(self)
+                self._leave_if_done()
                 self._close(run)
                 self._raise_kept()
                 return
@@ -223,10 +260,11 @@ class OpenRuns:
             self._ending.add(words)
 
     def close_ending(self) -> None:
-        ending = list(self._ending)
-        if ending:
+        early, ending = list(self._early), list(self._ending)
+        if early or ending:
+            writes = [functools.partial(self._write_early, words) for words in early]
             closes = [functools.partial(self.close, words) for words in ending]
-            all_of([*closes, self.logger._wait])
+            all_of([*writes, *closes, self.logger._wait])
 
     def wait(self) -> None:
         """Waits until the backend has all that it was given so far."""
@@ -235,12 +273,16 @@ class OpenRuns:
             if not self._queue.join():
                 self._give_up(generation)
             with self._lock:
-                if not self._open:
-                    out_of_use(self)
+                self._leave_if_done()
         self._raise_kept()
 
+    def _leave_if_done(self) -> None:
+        if not self._open and not self._early:
+            out_of_use(self)
+
     def close_all(self) -> None:
-        closes = [functools.partial(self.close, words) for words in list(self._open)]
+        words = {*self._open, *self._early}
+        closes = [functools.partial(self.close, one) for one in words]
         all_of([*closes, self.wait])
 
     # --- for the backend -------------------------------------------------------------
