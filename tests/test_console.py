@@ -620,3 +620,11 @@ def test_lines_where_there_can_be_no_table(where, programs):
     last = r"2%  step 19  loss 0.05  \(\S+ rows/s(, \S+ left)?\)"
     assert re.fullmatch(last, lines[-1]), lines[-1]
     assert "printed 5" in program.text and "warned 5" in program.text
+
+
+def test_rates_forget_the_time_before_the_first_row():
+    """In which JAX was compiling."""
+    meter = _console_view._Meter(0.0, 0)
+    assert meter.rate(10.0, 10) == 1.0
+    assert meter.rate(10.5, 20) == pytest.approx(20 / 10.5)
+    assert meter.rate(12.0, 50) == 40 / 2.0

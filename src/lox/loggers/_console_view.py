@@ -12,6 +12,7 @@ import numpy as np
 from ._console_curves import RECENT, Array, Curve, Curves, Summary
 
 _WINDOW = 10.0  # seconds that rates are measured over, at least
+_SOON = 1.0  # after so many, rates are those of the rows that came since the first
 _LONGEST_NAME = 48
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STRANGE = "!"
@@ -128,6 +129,7 @@ class _Meter:
 
     def __init__(self, now: float, count: float) -> None:
         self._seen = collections.deque([(now, count)])
+        self._has_start = True
 
     def rate(self, now: float, count: float) -> float | None:
         seen = self._seen
@@ -136,6 +138,9 @@ class _Meter:
             seen.append((now, count))
         elif count > seen[-1][1]:
             seen.append((now, count))
+        if self._has_start and len(seen) > 2 and now - seen[1][0] > _SOON:
+            seen.popleft()  # until the first one came, JAX was compiling
+            self._has_start = False
         # the last two stay, whenever they were, for what comes once an hour
         while len(seen) > 2 and now - seen[1][0] > _WINDOW:
             seen.popleft()
