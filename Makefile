@@ -18,6 +18,7 @@ help:
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip $(INSTALL) --upgrade pip  # old ones take twice as long
 	$(BIN)/python -m pip $(INSTALL) --editable '.[dev]'
 	touch $@
 
