@@ -96,6 +96,21 @@ def test_rows_that_are_alike_are_all_kept(uri):
     assert history(client, run, "i") == ([0], [2.0**40])
 
 
+def test_the_smallest_numbers_are_kept(uri):
+    numbers = np.array([1e-40, -1e-45, 0.1, 0.0], np.float32)
+    logger = lox.loggers.MLflowLogger("small", tracking_uri=uri)
+    state = logger.init(0)
+
+    def f(xs):
+        lax.scan(lambda c, x: (c, lox.log({"x": x})), 0, xs)
+
+    jax.jit(logger.tap(f, state))(numbers)
+    logger.finish(state)
+    client, found = runs(uri, "small")
+    values = history(client, found["00000000-00000000"], "x")[1]
+    assert np.float32(values).tolist() == numbers.tolist()
+
+
 def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(uri):
     logger = lox.loggers.MLflowLogger("names", {"a[0]": 1}, tracking_uri=uri)
     state = logger.init(0)

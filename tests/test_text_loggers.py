@@ -313,3 +313,20 @@ def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, kind, monkeyp
     lengths = [len(file.read_text().splitlines()) for file in there.glob(f"*.{kind}")]
     assert sorted(lengths) == ([4, 5] if kind == "csv" else [3, 4])
     assert len(list(there.glob("*.config.json"))) == 2
+
+
+@both
+@pytest.mark.parametrize("buffer", [None, 3])
+def test_the_smallest_numbers_are_kept(tmp_path, kind, buffer):
+    """Which the processor takes for zero in the threads of XLA's."""
+    numbers = np.array([1e-40, -1e-45, 0.1, 0.0, -0.0], np.float32)
+    logger = KINDS[kind](tmp_path)
+    state = logger.init(0)
+
+    def f(xs):
+        lax.scan(lambda c, x: (c, lox.log({"x": x})), 0, xs)
+
+    jax.jit(logger.tap(f, state, buffer=buffer))(numbers)
+    logger.finish(state)
+    found = read(tmp_path, kind)["x"].to_numpy()
+    np.testing.assert_array_equal(found.astype(np.float32), numbers)

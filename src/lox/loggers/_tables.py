@@ -72,6 +72,9 @@ def free(name: str, taken: set[str]) -> str:
 
 def python_numbers(column: Array) -> list[Any]:
     """The numbers of a column as Python's own, exactly."""
+    numbers: list[Any] = column.tolist()
+    if column.dtype != np.float32 or (column.ndim == 1 and 0.0 not in numbers):
+        return numbers
     return exact(column).tolist()
 
 
