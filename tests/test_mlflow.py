@@ -99,15 +99,20 @@ def test_rows_that_are_alike_are_all_kept(uri):
 def test_the_smallest_numbers_are_kept(uri):
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0], np.float32)
     logger = lox.loggers.MLflowLogger("small", tracking_uri=uri)
-    state = logger.init(0)
 
     def f(xs):
         lax.scan(lambda c, x: (c, lox.log({"x": x})), 0, xs)
 
-    jax.jit(logger.tap(f, state))(numbers)
-    logger.finish(state)
+    @jax.jit
+    def run(xs):  # begins the logger's thread in one of XLA's, which it takes after
+        state = logger.init(xs.size)
+        logger.tap(f, state)(xs)
+        logger.finish(state)
+
+    run(numbers)
+    jax.effects_barrier()
     client, found = runs(uri, "small")
-    values = history(client, found["00000000-00000000"], "x")[1]
+    values = history(client, found["00000000-00000004"], "x")[1]
     assert np.float32(values).tolist() == numbers.tolist()
 
 
