@@ -13,7 +13,7 @@ from . import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "100")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "70")))
 
 
 def check(seed: int) -> None:

@@ -12,7 +12,7 @@ import lox
 from . import oracle, streams_oracle
 from .test_oracle import LANES, X
 
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "100")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "70")))
 ROOM = 200  # more rows than any of the programs logs of a key
 
 
