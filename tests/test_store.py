@@ -14,6 +14,7 @@ from jax import lax
 import lox
 import lox.loggers
 from lox import _saving, _store_reader
+from lox._turns import Turns
 
 DTYPES = """bool int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 complex64
 float8_e4m3fn float8_e5m2 int4 uint4""".split()
@@ -321,6 +322,33 @@ def test_numbers_of_other_machines_come_back(tmp_path):
         lox.save(logs, tmp_path / "run")
     found = lox.load(tmp_path / "run")
     assert found["x"].tolist() == [1.5, 1.5] and found.step["x"].tolist() == [3, 3]
+
+
+def test_steps_of_any_dtype_come_back(tmp_path):
+    for i in range(3):
+        step = np.array(i + 0.5, ml_dtypes.bfloat16)
+        lox.save(lox.logdict({"x": np.int32(i)}, {"t": {"x": step}}), tmp_path / "run")
+    found = lox.load(tmp_path / "run").steps["t"]["x"]
+    assert found.astype(float).tolist() == [0.5, 1.5, 2.5]
+
+
+def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
+    """As in a handler of a signal, whose call comes when the other one has ended."""
+    done = []
+
+    def call(i):
+        if i == 1:
+            turns(2)
+            turns(3)
+        if i == 2:
+            raise ValueError("no")
+        done.append(i)
+
+    turns = Turns(call)
+    with pytest.raises(ValueError, match="no"):
+        turns(1)
+    turns(4)
+    assert done == [1, 3, 4]
 
 
 def test_a_large_seed_is_a_key_of_its_own(tmp_path):

@@ -23,10 +23,11 @@ class GrowingFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.in_use = False
+        self.in_use = True  # so that nobody closes it before it is known
         self.handle: io.FileIO | None = None
         self._open("xb")
         self._identity = self._found()
+        self.in_use = False
 
     def acquire(self) -> io.FileIO:
         """The open file, until it is released; of one thread at a time."""

@@ -91,6 +91,15 @@ def _in_time(key: Key) -> bool:
     return key.info.stacked if several is None else several
 
 
+def _is_stored_as_it_is(x: Any) -> bool:
+    return (
+        isinstance(x, np.ndarray | np.generic)
+        and x.dtype.kind in "biufc"
+        and x.dtype.isnative
+        and not hasattr(ml_dtypes, x.dtype.name)
+    )
+
+
 def _alike(x: Any, y: Any) -> bool:
     """Whether two are the same array, to the bit; only if that is quick to tell."""
     return (
@@ -128,16 +137,10 @@ class Plan:
         return (
             not logs._mask
             and len(logs) == len(logs._info)
-            and all(
-                isinstance(value, np.ndarray | np.generic)
-                and value.dtype.kind in "biufc"
-                and value.dtype.isnative
-                and not hasattr(ml_dtypes, value.dtype.name)
-                for value in logs.values()
-            )
+            and all(map(_is_stored_as_it_is, logs.values()))
             and not any(logs._key(name).outer_lanes() for name in logs)
             and all(
-                isinstance(of.get(name), np.ndarray | np.generic)
+                _is_stored_as_it_is(of.get(name))
                 for of in logs._steps.values()
                 for name in logs
             )

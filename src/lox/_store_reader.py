@@ -143,7 +143,8 @@ class _Written:
         for segment in self.segments if first is not None else ():
             if segment.count:
                 _, numbers, lengths = segment.places()
-                before = np.clip(first - numbers.astype(np.int64), 0, lengths)
+                numbers, lengths = numbers.astype(np.int64), lengths.astype(np.int64)
+                before = np.clip(first - numbers, 0, lengths)
                 segment.count = int(before.sum())
 
     @functools.cached_property

@@ -187,7 +187,8 @@ class Writer:
         if len(segments) == 1 and Plan.serves(logs):
             if len(self._plans) > _MOST_PLANS:
                 self._plans.clear()
-            self._plans[Plan.form_of(logs)] = Plan(logs, segments[0])
+            self._last_plan = Plan(logs, segments[0])
+            self._plans[Plan.form_of(logs)] = self._last_plan
 
     def _plan_for(self, logs: logdict) -> Plan | None:
         # logs that come again and again share the description of their axes

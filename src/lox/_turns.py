@@ -27,8 +27,14 @@ class Turns:
         with self.lock:
             try:
                 self._thread = me
-                self._function(*args)
+                self._call_all(args)
             finally:
-                while self._later:
-                    self._function(*self._later.popleft())
                 self._thread = None
+
+    def _call_all(self, args: Any) -> None:
+        """Those that have come meanwhile, too, whichever of them raises."""
+        try:
+            self._function(*args)
+        finally:
+            if self._later:
+                self._call_all(self._later.popleft())

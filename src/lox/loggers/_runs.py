@@ -226,8 +226,7 @@ class OpenRuns:
                     self._start(words, late=True)
                 except LoxError as refused:
                     error = refused
-            for logs in early:
-                self.write(words, logs)
+            all_of(functools.partial(self.write, words, logs) for logs in early)
             if error is not None:
                 raise error
 
