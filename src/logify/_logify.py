@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from lox._arguments import Static
 from lox._collect import Options, collect
 from lox._events import Selection
 from lox._rows import to_logdict
 from lox._take import check_number, is_outermost
-from lox._transform import Static, Transformed, check_callable, compiled
+from lox._transform import INSIDE, Form, Transformed, check_callable, compiled
 from lox._walk import events_of
 
 from ._log import API
@@ -81,9 +82,9 @@ def logify(
     options = Options(Selection(api=API), capacity=room)
     static = Static.of(fun, static_argnums, static_argnames)
 
-    def form(outermost: bool) -> Any:
+    def form(where: Form) -> Any:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], Logs]:
-            outs, record, dropped = collect(closed, args, options, outermost)
+            outs, record, dropped = collect(closed, args, options, where.outermost)
             names = {
                 event.keys[0]: event.what
                 for event in events_of(closed)
@@ -92,10 +93,12 @@ def logify(
             kept = tuple((key, *names[key]) for key in record)
             return outs, Logs(to_logdict(record, "", dropped), kept)
 
-        key = "logify", options, outermost
-        return compiled(fun, key, lambda: (evaluate, None), static)
+        key = "logify", options
+        return compiled(fun, key, lambda: (evaluate, None), where, static)
 
-    return _Logify(fun, (form(False), form(True)))
+    # `f(a, b)` becomes `f(a, b), logs`: it sees Python numbers as they are
+    outermost = Form(outermost=True, numbers=False)
+    return _Logify(fun, (form(INSIDE), form(outermost)), static)
 
 
 class _Logify(Transformed):

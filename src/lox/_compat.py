@@ -21,6 +21,19 @@ from jax.extend import core as jex, linear_util as lu, source_info_util
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
 try:
+    from jax._src.core import trace_ctx as _trace_ctx
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace
+except ImportError:  # then functions are jitted where they need not be
+
+    def _current_trace() -> Any:
+        return None
+else:
+
+    def _current_trace() -> Any:
+        return _trace_ctx.trace
+
+
+try:
     from jax._src.core import trace_state_clean as _trace_state_clean
 except ImportError:  # then an eager call is treated like one inside a transformation
 
@@ -576,6 +589,19 @@ _JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
 # Whether no transformation of JAX's is under way around a call. Every call asks, so it
 # is JAX's own function.
 at_top_level: Callable[[], bool] = _trace_state_clean
+
+
+def is_staging() -> bool:
+    """Whether this call is being traced into a larger program, by `jit` or a loop.
+
+    It is not under an eager `vmap` or `grad`, which evaluate what they trace.
+    """
+    trace = _current_trace()
+    while trace is not None:
+        if isinstance(trace, DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 # --- callbacks ---------------------------------------------------------------

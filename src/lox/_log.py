@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from . import _reduce
+from ._arguments import is_array
 from ._errors import LoxTypeError, StepError, describe
 from ._events import Event, Source, user_source
 from ._logdict import RESERVED, logdict, reserved_step
+from ._nnx import as_arrays
 from ._primitive import log_p
-from ._transform import is_array
 
 
 def log(
@@ -174,7 +175,7 @@ def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
         key: under which name.
         call: what was called, and where.
     """
-    leaves, tree = jax.tree.flatten(value)
+    leaves, tree = jax.tree.flatten(as_arrays(value))
     if not leaves:
         raise LoxTypeError(
             f"{call} got {describe(value)} for {key!r}, which holds no array. Log an "

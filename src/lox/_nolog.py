@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from . import _custom_rules, _rules  # noqa: F401  (registers the rules)
+from ._arguments import Static
 from ._events import Event
-from ._transform import Static, Transformed, check_callable, compiled
+from ._take import is_outermost
+from ._transform import INSIDE, OUTERMOST, Transformed, check_callable, compiled
 from ._walk import Remover, Walk
 
 P = ParamSpec("P")
@@ -50,8 +52,11 @@ def nolog(
         )
     check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
-    run = compiled(fun, "nolog", lambda: (_evaluate, None), static)
-    return _Nolog(fun, run)
+    inner, outer = (
+        compiled(fun, "nolog", lambda: (_evaluate, None), form, static)
+        for form in (INSIDE, OUTERMOST)
+    )
+    return _Nolog(fun, (inner, outer), static)
 
 
 class _Nolog(Transformed):
@@ -59,7 +64,8 @@ class _Nolog(Transformed):
     __doc__ = Transformed.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forms(*args, **kwargs)[0]
+        inner, outer = self._forms
+        return (outer if is_outermost() else inner)(*args, **kwargs)[0]
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:

@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from . import _reduce
+from ._arguments import Static
 from ._collect import Options, collect
 from ._events import Selection
 from ._logdict import logdict
 from ._rows import to_logdict
 from ._take import check_number, check_prefix, is_outermost, warn_unmatched
 from ._transform import (
+    INSIDE,
+    OUTERMOST,
     Compiled,
-    Static,
+    Form,
     Transformed,
     check_callable,
     compiled,
@@ -140,7 +143,8 @@ def spool(
     )
     if interval is True or window is True or capacity is True:
         _forms(fun, options)  # equals what is kept for 1, but is no number
-    return _Spool(fun, remembered(fun, options, _forms))
+    forms = remembered(fun, options, _forms)
+    return _Spool(fun, forms, forms[0].static)
 
 
 class _Spool(Transformed):
@@ -170,13 +174,13 @@ def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     static = Static.of(fun, *static_args)
     options = Options(selection, bool(keep_logs), asked, every, width, room)
 
-    def form(outermost: bool) -> Compiled:
+    def form(where: Form) -> Compiled:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], logdict]:
             warn_unmatched(closed, selection, asked, "spool")
-            outs, record, dropped = collect(closed, args, options, outermost)
+            outs, record, dropped = collect(closed, args, options, where.outermost)
             return outs, to_logdict(record, prefix, dropped)
 
-        key = "spool", options, prefix, outermost
-        return compiled(fun, key, lambda: (evaluate, None), static)
+        key = "spool", options, prefix
+        return compiled(fun, key, lambda: (evaluate, None), where, static)
 
-    return form(False), form(True)
+    return form(INSIDE), form(OUTERMOST)

@@ -4,13 +4,21 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from ._arguments import Static
 from ._deliver import Options, deliver, finished
 from ._errors import LoxTypeError
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._settings import default_handler
 from ._take import is_outermost, warn_unmatched
-from ._transform import Static, Transformed, check_callable, compiled
+from ._transform import (
+    INSIDE,
+    OUTERMOST,
+    Form,
+    Transformed,
+    check_callable,
+    compiled,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -193,33 +201,33 @@ def tap(
     static = Static.of(fun, static_argnums, static_argnames)
     key = "tap", options, batched
 
-    def form(name: Any, outermost: bool, make_sink: Callable[[], CallbackSink]) -> Any:
+    def form(name: Any, where: Form, make_sink: Callable[[], CallbackSink]) -> Any:
         def build() -> tuple[Any, CallbackSink]:
             sink = make_sink()
 
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
                 warn_unmatched(closed, options.selection, options.reduce, "tap")
-                return deliver(closed, args, options, outermost, sink), None
+                return deliver(closed, args, options, where.outermost, sink), None
 
             return evaluate, sink
 
-        return compiled(fun, (key, name), build, static)
+        return compiled(fun, (key, name), build, where, static)
 
     def own_sink() -> CallbackSink:
         return CallbackSink(receive, batched)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
-            return form(("inside", receive), False, own_sink)(*args, **kwargs)[0]
-        shared = form("outermost", True, lambda: _SwitchSink(batched))
+            return form(("inside", receive), INSIDE, own_sink)(*args, **kwargs)[0]
+        shared = form("shared", OUTERMOST, lambda: _SwitchSink(batched))
         if not shared.sink.acquire(receive):
-            return finished(form(("own", receive), True, own_sink), args, kwargs)
+            return finished(form(("own", receive), OUTERMOST, own_sink), args, kwargs)
         try:
             return finished(shared, args, kwargs)
         finally:
             shared.sink.release()
 
-    return _Tap(fun, call)
+    return _Tap(fun, call, static)
 
 
 class _Tap(Transformed):

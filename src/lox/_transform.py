@@ -7,8 +7,10 @@ does, and writing `lox.spool(f)` anew at each call does not trace or compile ane
 
 import collections
 import dataclasses
+import enum
 import functools
 import inspect
+import sys
 import threading
 import types
 import weakref
@@ -16,70 +18,23 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
+from . import _compat, _nnx
+from ._arguments import (
+    NO_STATIC,
+    Static,
+    StaticLeaves,
+    all_traced,
+    is_array,
+    revealed,
+    split,
+    traced_attribute,
+)
 from ._errors import LoxTypeError, describe
 
 # What becomes of a traced function: its closed jaxpr and flat arguments, to the flat
 # results and whatever the transformation adds.
 Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Static:
-    """Which arguments are static, as in `jax.jit`."""
-
-    argnums: tuple[int, ...]
-    argnames: tuple[str, ...]
-
-    @classmethod
-    def of(cls, fun: Any, argnums: Any, argnames: Any) -> "Static":
-        """Both ways to name an argument, each made whole by the other, as JAX does."""
-        nums, names = _tuple(argnums), _tuple(argnames)
-        if not nums and not names:
-            return cls((), ())
-        try:
-            parameters = inspect.signature(fun).parameters.values()
-        except (TypeError, ValueError):
-            return cls(nums, names)
-        positional = [
-            p.name
-            for p in parameters
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        nums = tuple(i + len(positional) if i < 0 else i for i in nums)
-        named = {positional[i] for i in nums if i < len(positional)}
-        indices = {positional.index(name) for name in names if name in positional}
-        return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
-
-    def after(self, count: int) -> "Static":
-        """The same for a function with so many more arguments in front."""
-        return Static(tuple(i + count for i in self.argnums), self.argnames)
-
-    def __bool__(self) -> bool:
-        return bool(self.argnums or self.argnames)
-
-    def hide(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments with the static ones as leaves that are no arrays."""
-        return (
-            tuple(_Hidden(x) if i in self.argnums else x for i, x in enumerate(args)),
-            {k: _Hidden(x) if k in self.argnames else x for k, x in kwargs.items()},
-        )
-
-
-class _Hidden:
-    """A static argument."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _tuple(value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int | str) else tuple(value)
 
 
 # A callback that is written anew at each call makes a new entry each time.
@@ -90,6 +45,8 @@ class _Cache:
     """Compiled functions, for as long as the functions that they come from live.
 
     Functions are told apart by identity: objects that are equal now may differ later.
+    So are bound methods, as in `jax.jit`: `trainer.step` is a new object each time that
+    it is written, because `trainer` may have changed.
     """
 
     def __init__(self) -> None:
@@ -111,21 +68,17 @@ class _Cache:
         found = self.find(fun, key)
         if found is not None:
             return found
-        # a bound method is a new object each time; its parts are not
-        owner = fun.__self__ if inspect.ismethod(fun) else fun
-        if inspect.ismethod(fun):
-            key = (fun.__func__, key)
         try:
             hash(key)
-            reference = weakref.ref(owner, functools.partial(self._drop, id(owner)))
+            reference = weakref.ref(fun, functools.partial(self._drop, id(fun)))
         except TypeError:  # not hashable, or not weakly referable: nothing to keep
             return make(lambda: fun)
         with self._lock:
             _, kept = self._kept.setdefault(
-                id(owner), (reference, collections.OrderedDict())
+                id(fun), (reference, collections.OrderedDict())
             )
             if key not in kept:
-                kept[key] = make(_weak(fun))
+                kept[key] = make(weakref.ref(fun))
                 if len(kept) > _MOST_KEPT:
                     kept.popitem(last=False)
             return kept[key]
@@ -137,43 +90,38 @@ class _Cache:
                 del self._kept[number]
 
 
-def _weak(fun: Any) -> Callable[[], Any]:
-    """`fun`, without keeping alive what the cache is keyed by."""
-    if not inspect.ismethod(fun):
-        return weakref.ref(fun)
-    owner, function = weakref.ref(fun.__self__), fun.__func__
-    return lambda: function.__get__(owner())
-
-
 _cache = _Cache()
 _shortcuts = _Cache()
 
 
 class Compiled:
-    """A function of the user's, traced, evaluated anew and jitted."""
+    """A user's function: traced, evaluated anew, and jitted where nobody else does."""
 
     def __init__(
         self,
         get_fun: Callable[[], Any],
         evaluate: Evaluate,
+        form: "Form",
         static: Static,
+        front: int,
         sink: Any,
     ) -> None:
         self._get_fun = get_fun
         self._evaluate = evaluate
-        self._static = static
-        # whether arguments or results may hold what is no array; such calls take longer
-        self._mixed = False
+        self._form = form
+        self.static = static
+        # so many leading arguments are the transformation's own, and always traced
+        self._front = front
         # where the events go that the program delivers, if it delivers any
         self.sink = sink
         fun = get_fun()
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._run(args, kwargs)
+            return self._run(args, kwargs, inline=False)
 
-        def call_mixed(static: "_Static", arrays: list[Any]) -> Any:
+        def call_mixed(static: StaticLeaves, arrays: list[Any]) -> Any:
             args, kwargs = static.fill(arrays)
-            return self._run(args, kwargs)
+            return self._run(args, kwargs, inline=False)
 
         for function in (call, call_mixed):
             _name_after(function, fun)
@@ -186,47 +134,56 @@ class Compiled:
         self._jitted_mixed = jax.jit(call_mixed, inline=True, static_argnums=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._mixed:
-            result, added = self._call_mixed(args, kwargs)
+        if "flax.nnx" in sys.modules:
+            stateful = _nnx.find(self._get_fun(), args, kwargs)
+            if stateful is not None:
+                return stateful.run(self._call)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        form = self._form
+        if not form.outermost and _compat.is_staging():
+            # The function becomes part of a larger program, so that there is nothing
+            # to compile here. It sees everything that is not traced as it is.
+            return self._run(args, kwargs, inline=True)
+        if all_traced(*self.static.traced(args, kwargs), form.numbers):
+            result, added = self._jitted(*args, **kwargs)
         else:
-            try:
-                result, added = self._jitted(*args, **kwargs)
-            except TypeError:
-                if self._static or not _has_static(args, kwargs):
-                    raise
-                self._mixed = True
-                result, added = self._call_mixed(args, kwargs)
+            static, arrays = split(*self.static.hide(args, kwargs), form.numbers)
+            result, added = self._jitted_mixed(static, arrays)
         if type(result) is _Partial:
             result = result.fill()
         return result, added
 
-    def _call_mixed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        static, arrays = _split(args, kwargs)
-        return self._jitted_mixed(static, arrays)
-
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inline: bool) -> Any:
         """Traces the user's function and evaluates what it logs."""
-        fun = self._get_fun()
+        user_fun = self._get_fun()
+        fun = _nnx.pure(user_fun, kwargs)
         shape: list[Any] = []
 
         def arrays_of(out: Any) -> list[Any]:
-            leaves, tree = jax.tree.flatten(out)
+            leaves, tree = jax.tree.flatten(out, is_leaf=_runs_later)
             # results that are no arrays (a string, a function) pass through
-            static = {i: x for i, x in enumerate(leaves) if not is_array(x)}
-            shape.append((tree, static))
-            return [x for x in leaves if is_array(x)]
+            is_traced = [self._is_result(leaf, inline) for leaf in leaves]
+            pairs = list(zip(leaves, is_traced, strict=True))
+            shape.append((tree, {i: x for i, (x, own) in enumerate(pairs) if not own}))
+            return [x for x, own in pairs if own]
 
-        leaves, tree = jax.tree.flatten(self._static.hide(args, kwargs))
-        traced = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        leaves, tree = jax.tree.flatten(self.static.hide(args, kwargs))
+        traced = [
+            i
+            for i, leaf in enumerate(leaves)
+            if i < self._front or isinstance(leaf, jax.core.Tracer)
+        ]
         arrays = [leaves[i] for i in traced]
 
-        @_named_like(fun)
+        @_named_like(user_fun)
         def plain(*args: Any, **kwargs: Any) -> list[Any]:
             return arrays_of(fun(*args, **kwargs))
 
-        @_named_like(fun)
+        @_named_like(user_fun)
         def mixed(*arrays: Any) -> list[Any]:
-            filled = [x.value if type(x) is _Hidden else x for x in leaves]
+            filled = list(map(revealed, leaves))
             for i, array in zip(traced, arrays, strict=True):
                 filled[i] = array
             inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
@@ -241,15 +198,70 @@ class Compiled:
             if "static arguments" not in str(error):
                 raise
             raise LoxTypeError(
-                f"{getattr(fun, '__name__', fun)} has static arguments of its own, "
-                "which lox traces: name them to lox too, with `static_argnums` or "
-                "`static_argnames`."
+                f"{getattr(user_fun, '__name__', user_fun)} has static arguments of "
+                "its own, which lox traces: name them to lox too, with "
+                "`static_argnums` or `static_argnames`."
             ) from error
+        if self._form.outermost:
+            owner = getattr(inspect.unwrap(user_fun), "__self__", None)
+            _check_objects(user_fun, [owner, *leaves])
         outs, added = self._evaluate(closed, arrays)
-        out_tree, static = shape[-1]
-        if static:
-            return _Partial(outs, (out_tree, static)), added
-        return jax.tree.unflatten(out_tree, outs), added
+        out_tree, rest = shape[-1]
+        if not rest:
+            return jax.tree.unflatten(out_tree, outs), added
+        result = _Partial(outs, (out_tree, rest))
+        return (result.fill() if inline else result), added
+
+    def _is_result(self, x: Any, inline: bool) -> bool:
+        """Whether a leaf of the result is an array; others are left as they are."""
+        if _runs_later(x):
+            raise LoxTypeError(
+                f"{getattr(self._get_fun(), '__name__', 'the function')} returns a "
+                f"{type(x).__name__}, whose body runs later, outside of the "
+                "transformation, so that its logs would be missed. Return a list of "
+                "what it yields, or transform the function that iterates over it."
+            )
+        if inline:
+            return isinstance(x, jax.Array)
+        if isinstance(x, bool | enum.Enum):
+            return False
+        if isinstance(x, int | float | complex):
+            return self._form.numbers
+        return is_array(x)
+
+
+def _runs_later(x: Any) -> bool:
+    return inspect.isgenerator(x) or inspect.iscoroutine(x) or inspect.isasyncgen(x)
+
+
+def _check_objects(fun: Any, leaves: Sequence[Any]) -> None:
+    """Raises if tracing has left a traced value in an argument."""
+    for leaf in map(revealed, leaves):
+        name = traced_attribute(leaf)
+        if name is not None:
+            raise LoxTypeError(
+                f"{getattr(fun, '__name__', fun)} writes a traced value to the "
+                f"attribute {name!r} of an object of type {type(leaf).__name__}, where "
+                "it would stay when the trace has ended. Return the value instead, or "
+                "log it."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """In which surroundings a transformed function is called.
+
+    Attributes:
+        outermost: whether no transformation is under way around it.
+        numbers: whether Python numbers are traced, as `jax.jit` does.
+    """
+
+    outermost: bool
+    numbers: bool
+
+
+OUTERMOST = Form(outermost=True, numbers=True)
+INSIDE = Form(outermost=False, numbers=False)
 
 
 def _named_like(fun: Any) -> Callable[[Any], Any]:
@@ -297,68 +309,11 @@ def _name_after(function: Any, fun: Any) -> None:
     function.__qualname__ = function.__name__
 
 
-def is_array(x: Any) -> bool:
-    """Whether JAX traces `x`; all else is static."""
-    return isinstance(
-        x, jax.Array | np.ndarray | np.generic | bool | int | float | complex
-    ) or hasattr(x, "__jax_array__")
-
-
-def _has_static(args: Any, kwargs: Any) -> bool:
-    return not all(is_array(leaf) for leaf in jax.tree.leaves((args, kwargs)))
-
-
-class _Static:
-    """The arguments without their arrays: hashable, so that `jit` can compare them."""
-
-    def __init__(self, tree: Any, leaves: list[Any]) -> None:
-        self._tree = tree
-        self._leaves = leaves
-        for leaf in leaves:
-            if leaf.__hash__ is None:
-                raise LoxTypeError(
-                    f"an argument holds {leaf!r} of type {type(leaf).__name__}, which "
-                    "is neither an array nor hashable. What is no array is static, as "
-                    "in `jax.jit`, and must be hashable: pass a tuple or a frozenset."
-                )
-        self._hash = hash((tree, *leaves))
-
-    def fill(self, arrays: Sequence[Any]) -> Any:
-        rest = iter(arrays)
-        leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self._leaves]
-        return jax.tree.unflatten(self._tree, leaves)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Static)
-            and self._tree == other._tree
-            and all(map(_same, self._leaves, other._leaves))
-        )
-
-
-_ARRAY = object()
-
-
-def _same(x: Any, y: Any) -> bool:
-    if x is y:
-        return True
-    return type(x) is type(y) and bool(x == y)
-
-
-def _split(args: Any, kwargs: Any) -> tuple[_Static, list[Any]]:
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    rest = [_ARRAY if is_array(leaf) else leaf for leaf in leaves]
-    return _Static(tree, rest), arrays
-
-
 def compiled(
     fun: Any,
     key: Hashable,
     build: Callable[[], tuple[Evaluate, Any]],
+    form: Form,
     static: Static,
     wrap: Callable[[Any], Any] | None = None,
 ) -> Compiled:
@@ -368,6 +323,7 @@ def compiled(
         fun: the function.
         key: what tells this form from others of the same function.
         build: makes the evaluation, and the sink that it delivers to, if it is new.
+        form: where it is called.
         static: the static arguments.
         wrap: makes a function with one more argument in front, if there is to be one.
     """
@@ -375,10 +331,12 @@ def compiled(
     def make(get_fun: Callable[[], Any]) -> Compiled:
         evaluate, sink = build()
         if wrap is None:
-            return Compiled(get_fun, evaluate, static, sink)
-        return Compiled(lambda: wrap(get_fun()), evaluate, static.after(1), sink)
+            return Compiled(get_fun, evaluate, form, static, 0, sink)
+        return Compiled(
+            lambda: wrap(get_fun()), evaluate, form, static.after(1), 1, sink
+        )
 
-    return _cache.get(fun, (key, static), make)
+    return _cache.get(fun, (key, form, static), make)
 
 
 def check_callable(fun: Any, name: str, rest: str = "") -> None:
@@ -409,20 +367,30 @@ def remembered(fun: Any, options: Any, make: Callable[[Any, Any], Any]) -> Any:
     return found
 
 
+_STAGES = ("clear_cache", "eval_shape", "lower", "trace")
+
+
 # What a transformation gives back. It is no closure in `functools.wraps`, because
 # making one takes a fifth of a call, and `lox.spool(f)(x)` makes one each time.
 class Transformed:
-    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_forms")
+    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_forms", "_static")
 
-    def __init__(self, fun: Any, forms: Any) -> None:
+    def __init__(self, fun: Any, forms: Any, static: Static = NO_STATIC) -> None:
         self.__wrapped__ = fun
         self._forms = forms
+        self._static = static
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+        found = getattr(self.__wrapped__, name)
+        if name not in _STAGES:
+            return found
+        # those of a jitted function would be stages of the function without lox
+        names, numbers = self._static.argnames, self._static.argnums
+        jitted = jax.jit(self, static_argnums=numbers, static_argnames=names)
+        return getattr(jitted, name)
 
     def __repr__(self) -> str:
         return f"<lox.{type(self).__name__[1:].lower()} of {self.__wrapped__!r}>"

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lox import _compat
+from lox._arguments import Static
 from lox._deliver import Options, deliver, finished
 from lox._errors import LoxTypeError, LoxValueError, StepError
 from lox._events import Event, user_source
@@ -24,7 +25,14 @@ from lox._primitive import log_p
 from lox._saving import key_data, run_name
 from lox._spool import spool
 from lox._take import is_outermost, warn_unmatched
-from lox._transform import Static, Transformed, check_callable, compiled
+from lox._transform import (
+    INSIDE,
+    OUTERMOST,
+    Form,
+    Transformed,
+    check_callable,
+    compiled,
+)
 
 from ._config import plain_config, split_config
 from ._runs import OpenRuns, Words
@@ -284,26 +292,27 @@ class Logger:
         static = Static.of(fun, static_argnums, static_argnames)
         runs = self._runs
 
-        def form(outermost: bool) -> Any:
+        def form(where: Form) -> Any:
             def build() -> tuple[Any, TapSink]:
                 sink = TapSink(runs)
 
                 def evaluate(closed: Any, args: Sequence[Any]) -> Any:
                     warn_unmatched(closed, options.selection, options.reduce, "tap")
                     run = args[0]
-                    return deliver(closed, args, options, outermost, sink, run), None
+                    outs = deliver(closed, args, options, where.outermost, sink, run)
+                    return outs, None
 
                 return evaluate, sink
 
-            key = "logger.tap", runs, options, outermost
-            return compiled(fun, key, build, static, wrap=_with_words)
+            key = "logger.tap", runs, options
+            return compiled(fun, key, build, where, static, wrap=_with_words)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_outermost():
-                return finished(form(True), (words, *args), kwargs)
-            return form(False)(words, *args, **kwargs)[0]
+                return finished(form(OUTERMOST), (words, *args), kwargs)
+            return form(INSIDE)(words, *args, **kwargs)[0]
 
-        return _Logged(fun, call)
+        return _Logged(fun, call, static)
 
     @property
     def _runs(self) -> OpenRuns:
@@ -389,6 +398,7 @@ def _with_words(fun: Any) -> Any:
         del words
         return fun(*args, **kwargs)
 
+    wrapped.__wrapped__ = fun  # type: ignore[attr-defined]
     return wrapped
 
 
