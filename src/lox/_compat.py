@@ -204,6 +204,68 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+# Adds an equation to the program that is being traced, given the values of variables;
+# None if that has to be left to `bind`.
+Copy = Callable[[JaxprEqn, dict[Any, Any]], list[Any] | None]
+
+
+def equation_copier() -> Copy | None:
+    """A way to add equations as they are, without asking their types again.
+
+    Binding an equation takes five times as long. It is needed wherever something other
+    than a plain trace is under way.
+    """
+    trace = _current_trace()
+    if trace is None or type(trace) is not DynamicJaxprTrace:
+        return None
+    names = source_info_util.current_name_stack()
+
+    def copy(eqn: JaxprEqn, env: dict[Any, Any]) -> list[Any] | None:
+        if eqn.effects or eqn.primitive.name.startswith("call_hi_primitive"):
+            return None
+        info = eqn.source_info
+        if names.stack:
+            info = info.replace(name_stack=names + info.name_stack)
+        tracers = []
+        for atom in eqn.invars:
+            if isinstance(atom, jex.Literal):
+                tracers.append(pe.DynamicJaxprTracer(trace, atom.aval, atom, info))
+                continue
+            x = env[atom]
+            if not isinstance(x, jax.Array):
+                return None
+            x = trace.to_jaxpr_tracer(x, info)
+            if x.aval is not atom.aval and x.aval != atom.aval:
+                return None
+            tracers.append(x)
+        avals = [var.aval for var in eqn.outvars]
+        return trace.emit_eqn(
+            tracers, avals, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx
+        )
+
+    return copy
+
+
+_unknown_p: Any = Primitive("lox_unknown")
+_unknown_p.multiple_results = True
+_unknown_p.def_abstract_eval(lambda *, aval: [aval])
+
+
+def unknown_values() -> Callable[[Any], Any] | None:
+    """A way to make values of which only the type is known; None where there is none.
+
+    Programs with such values can be looked at, but not run.
+    """
+    trace = _current_trace()
+    if trace is None or type(trace) is not DynamicJaxprTrace:
+        return None
+
+    def unknown(aval: Any) -> Any:
+        return trace.emit_eqn([], [aval], _unknown_p, {"aval": aval}, frozenset())[0]
+
+    return unknown
+
+
 class equation_context:
     """What JAX had set when `eqn` was traced: its source line, names and config."""
 

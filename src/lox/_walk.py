@@ -146,11 +146,28 @@ class Walk:
         last_use = _last_uses(jaxpr)
         places = _contents_of(jaxpr).places
 
+        copy = _compat.equation_copier()
+        # where only types matter, what logs nothing need not be evaluated at all
+        unknown = _compat.unknown_values() if self.collector.types_only else None
+
         def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _compat.Literal) else env[atom]
+            if isinstance(atom, _compat.Literal):
+                return atom.val
+            if unknown is not None and atom not in env:
+                env[atom] = unknown(atom.aval)
+            return env[atom]
 
         records: list[Record] = []
         for i, eqn in enumerate(jaxpr.eqns):
+            if i not in places and unknown is not None:
+                continue
+            if i not in places and copy is not None:
+                copied = copy(eqn, env)
+                if copied is not None:
+                    env.update(zip(eqn.outvars, copied, strict=True))
+                    for atom in last_use.get(i, ()):
+                        env.pop(atom, None)
+                    continue
             ins = [read(atom) for atom in eqn.invars]
             with _compat.equation_context(eqn):
                 if eqn.primitive is log_p:
