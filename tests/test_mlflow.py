@@ -96,6 +96,20 @@ def test_rows_that_are_alike_are_all_kept(uri):
     assert history(client, run, "i") == ([0], [2.0**40])
 
 
+def test_infinities_are_told_from_what_is_finite(uri):
+    """MLflow has no place for them: they arrive as the largest numbers of 64 bits."""
+    logger = lox.loggers.MLflowLogger("infinite", tracking_uri=uri)
+    state = logger.init(0)
+    rows = np.array([np.inf, -np.inf, np.nan, np.finfo(np.float32).max], np.float32)
+    logger.log(state, lox.logdict({"x": rows}, stacked=True))
+    logger.finish(state)
+    client, found = runs(uri, "infinite")
+    (run,) = found.values()
+    _, (plus, minus, nothing, finite) = history(client, run, "x")
+    assert plus == sys.float_info.max and minus == -sys.float_info.max
+    assert np.isnan(nothing) and finite == float(rows[3])
+
+
 def test_the_smallest_numbers_are_kept(uri):
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0], np.float32)
     logger = lox.loggers.MLflowLogger("small", tracking_uri=uri)

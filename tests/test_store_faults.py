@@ -4,6 +4,7 @@ Each fault is a real one. Some need a process of their own, which is this file r
 script: `in_a_process(f, ...)` calls `f` there.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -29,11 +30,13 @@ from jax import lax
 import lox
 import lox.loggers
 from lox import _store
-from lox._saving import create_run
+from lox._saving import create_run, open_run
 from lox._store_writer import Writer
 
 SEED = 20240229
 GOLDEN = pathlib.Path(__file__).parent / "data" / "store-v1"
+# each file as base64, by its path
+GOLDEN_LOGGER = GOLDEN.with_name("store-v1-logger.json")
 
 
 def command(function, *arguments):
@@ -344,11 +347,300 @@ def test_a_writer_whose_run_was_replaced_does_not_touch_the_new_one(tmp_path):
     new.write(lox.logdict({"y": np.int8(2)}))
     with pytest.raises(FileNotFoundError, match="was removed"):
         old.write(lox.logdict({"x": np.float64(1)}))
-    old.write(lox.logdict({"z": np.int8(3)}))  # a file of its own, beside the others
+    old.write(lox.logdict({"z": np.int8(3)}))  # in a directory of its own
     new.write(lox.logdict({"u": np.int8(4)}))
     old.close()
     new.close()
     assert lox.load(tmp_path / "run") == {"y": 2, "z": 3, "u": 4}
+    keys = [
+        [key["name"] for key in _store.read_json(path)["schema"]["keys"]]
+        for path in sorted((tmp_path / "run").glob("writer-*/*.json"))
+    ]
+    assert keys == [["y"], ["u"], ["z"]]
+
+
+@pytest.mark.parametrize("mode", ["a", "x", "w"])
+def test_replacing_a_run_does_not_follow_a_link(tmp_path, mode):
+    lox.save({"x": 1}, tmp_path / "run")
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "00000000-00000000").symlink_to(tmp_path / "run")
+    exists = {"a": "resume", "x": "new", "w": "overwrite"}[mode]
+    logger = lox.loggers.SaveLogger(store, exists=exists)
+    if mode == "a":
+        lox.save({"x": 2}, store, mode, key=0)
+        assert lox.load(tmp_path / "run")["x"].tolist() == [1, 2]
+        return
+    what = "is a symbolic link" if mode == "w" else "there is a run at"
+    for write in (
+        lambda: lox.save({"x": 2}, store, mode, key=0),
+        lambda: logger.init(0),
+        lambda: Writer(create_run(store / "00000000-00000000", mode)),
+    ):
+        with pytest.raises(lox.StoreError, match=what):
+            write()
+    assert lox.load(tmp_path / "run") == {"x": 1}
+
+
+@pytest.mark.parametrize("mode", ["a", "x", "w"])
+def test_a_link_that_leads_nowhere_is_explained(tmp_path, mode):
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(lox.StoreError, match="cannot make a run at|symbolic link"):
+        lox.save({"x": 1}, tmp_path / "run", mode)
+    assert not (tmp_path / "nowhere").exists()
+
+
+# --- writers that replace each other -----------------------------------------
+
+
+def overwriter(store):
+    logger = lox.loggers.SaveLogger(store, exists="overwrite")
+    return logger, logger.init(3)
+
+
+def log_rows(logger, state, first, count=5):
+    for i in range(count):
+        logger.log(state, {"x": first + i}, step=i)
+
+
+@pytest.mark.parametrize("rows_before", [0, 2])
+def test_overwriting_tells_the_writer_before(tmp_path, monkeypatch, rows_before):
+    monkeypatch.chdir(tmp_path)
+    old, old_state = overwriter("store")
+    log_rows(old, old_state, 0, rows_before)
+    new, new_state = overwriter("store")
+    with pytest.warns(lox.LoxWarning, match="another writer has replaced the run"):
+        for i in range(5):
+            log_rows(old, old_state, 100 + i, 1)
+            log_rows(new, new_state, 200 + i, 1)
+    old.finish(old_state)
+    new.finish(new_state)
+    assert lox.load("store", key=3)["x"].tolist() == [200, 201, 202, 203, 204]
+    assert lox.load(".lox/unsent")["x"].tolist() == [100, 101, 102, 103, 104]
+
+
+def test_overwriting_tells_a_writer_that_only_finishes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old, old_state = overwriter("store")
+    log_rows(old, old_state, 0)
+    new, new_state = overwriter("store")
+    log_rows(new, new_state, 10)
+    with pytest.warns(lox.LoxWarning, match="could not close .*replaced the run"):
+        old.finish(old_state)
+    new.finish(new_state)
+    assert lox.load("store", key=3)["x"].tolist() == [10, 11, 12, 13, 14]
+
+
+def test_overwriting_leaves_a_writer_without_rows_in_peace(tmp_path):
+    old, old_state = overwriter(tmp_path)
+    new, new_state = overwriter(tmp_path)
+    old.finish(old_state)
+    log_rows(new, new_state, 0)
+    new.finish(new_state)
+    assert lox.load(tmp_path, key=3)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_saving_in_place_of_a_run_tells_its_logger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old, old_state = overwriter("store")
+    lox.save({"x": 7}, "store", mode="w", key=3)
+    with pytest.warns(lox.LoxWarning, match="another writer has replaced the run"):
+        log_rows(old, old_state, 0)
+    assert lox.load("store", key=3) == {"x": 7}
+    assert lox.load(".lox/unsent")["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_saving_to_a_run_that_was_replaced_raises_once(tmp_path):
+    lox.save({"x": 1}, tmp_path / "run")
+    open_run(tmp_path / "run", "w").close()
+    with pytest.raises(lox.StoreError, match="another writer has replaced the run"):
+        lox.save({"x": 2}, tmp_path / "run")
+    lox.save({"x": 3}, tmp_path / "run")
+    assert lox.load(tmp_path / "run") == {"x": 3}
+
+
+def test_numbers_of_writers_are_not_used_again(tmp_path):
+    """Of whom a writer may still be there that has not written yet."""
+    old = [Writer(create_run(tmp_path / "run", "w"))]
+    for i in range(4):
+        writer = Writer(create_run(tmp_path / "run", "w"))
+        if i % 2:
+            writer.write(lox.logdict({"x": np.int8(i)}))
+        old.append(writer)
+    assert len({writer.number for writer in old}) == len(old)
+    last = old.pop()
+    for writer in old:
+        with pytest.raises(FileNotFoundError, match="was removed"):
+            writer.write(lox.logdict({"x": np.int8(100)}))
+    assert lox.load(tmp_path / "run") == {"x": 3}
+    last.close()
+
+
+@pytest.mark.parametrize("removed", ["run", "run/writer-0000"])
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_a_directory_made_anew_is_not_shared(tmp_path, removed, first):
+    """Somebody deletes a run without rows, and another writer takes its place."""
+    old = Writer(create_run(tmp_path / "run", "x"))
+    shutil.rmtree(tmp_path / removed)
+    new = Writer(create_run(tmp_path / "run", "a"))
+    assert new.number == old.number
+    told = []
+    for name in ("old", "new") if first == "old" else ("new", "old"):
+        try:
+            {"old": old, "new": new}[name].write(lox.logdict({name: np.int8(1)}))
+        except FileNotFoundError:
+            told.append(name)
+    assert told == ["old"] if removed == "run" else len(told) == 1
+    assert lox.load(tmp_path / "run") == dict.fromkeys({"old", "new"} - {*told}, 1)
+
+
+def overwriting_process(store, first):
+    """Begins a run, and writes a row for each line that it reads."""
+    os.chdir(store)
+    logger, state = overwriter("store")
+    print("ready", flush=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for i, line in enumerate(sys.stdin):
+            if line == "finish\n":
+                break
+            logger.log(state, {"x": int(first) + i}, step=i)
+            print("written", flush=True)
+        logger.finish(state)
+    print(json.dumps([str(one.message) for one in seen]), flush=True)
+
+
+class Process:
+    """A process of this file that is told what to do, a line at a time."""
+
+    def __init__(self, function, *arguments):
+        self.popen = subprocess.Popen(
+            command(function, *arguments),
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.popen.stdout.readline() == "ready\n"
+
+    def tell(self, line):
+        self.popen.stdin.write(f"{line}\n")
+        self.popen.stdin.flush()
+        return self.popen.stdout.readline()
+
+    def finish(self):
+        told = json.loads(self.tell("finish"))
+        assert self.popen.wait(timeout=120) == 0
+        self.popen.stdin.close()
+        self.popen.stdout.close()
+        return told
+
+
+@pytest.mark.parametrize("order", ["abababab", "bbbbaaaa"])
+def test_two_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
+    processes = {
+        "a": Process(overwriting_process, tmp_path, 100),
+        "b": Process(overwriting_process, tmp_path, 200),
+    }
+    for name in order:
+        assert processes[name].tell("write") == "written\n"
+    told = {name: processes[name].finish() for name in ("ba" if order < "b" else "ab")}
+    assert len(told["a"]) == 1 and "has replaced the run" in told["a"][0]
+    assert told["b"] == []
+    found = lox.load(tmp_path / "store", key=3)
+    assert found["x"].tolist() == [200, 201, 202, 203]
+    unsent = lox.load(tmp_path / ".lox" / "unsent")
+    assert unsent["x"].tolist() == [100, 101, 102, 103]
+
+
+def overwrite_all_at_once(directory, rounds, count):
+    """All begin at once; when all have, all write. One has the run, others know it."""
+    without_fsync()
+    for number in range(int(rounds)):
+        path = pathlib.Path(directory) / str(number)
+        if number % 2:
+            lox.save({"x": -1}, path)
+        begin, write = os.pipe(), os.pipe()
+        ready = os.pipe()
+
+        def work(tell, child, path=path, begin=begin, write=write, ready=ready):
+            os.close(begin[1])
+            os.close(write[1])
+            os.read(begin[0], 1)  # until nobody can write there any more
+            writer = open_run(path, "w")
+            os.write(ready[1], b".")
+            os.read(write[0], 1)
+            for i in range(3):
+                with contextlib.suppress(FileNotFoundError):
+                    writer.write(lox.logdict({"x": np.int64(10 * child + i)}))
+                    tell(i)
+                    continue
+                break
+            writer.close()
+
+        children = [
+            fork(lambda tell, child=child: work(tell, child))
+            for child in range(int(count))
+        ]
+        os.close(begin[1])
+        for _ in children:
+            assert os.read(ready[0], 1) == b"."
+        os.close(write[1])
+        told = [last_told(pipe) for _, pipe in children]
+        for child, _ in children:
+            assert os.waitpid(child, 0)[1] == 0
+        for pipe in (begin[0], write[0], *ready):
+            os.close(pipe)
+        assert sorted(told) == [0] * (int(count) - 1) + [3], told
+        winner = told.index(3)
+        assert lox.load(path)["x"].tolist() == [10 * winner + i for i in range(3)]
+    print("done")
+
+
+def test_one_of_many_processes_that_overwrite_at_once_has_the_run(tmp_path):
+    assert in_a_process(overwrite_all_at_once, tmp_path, 40, 4) == "done\n"
+
+
+def test_one_of_many_threads_that_overwrite_at_once_has_the_run(tmp_path):
+    for number in range(20):
+        path, count = tmp_path / str(number), 4
+        barrier = threading.Barrier(count)
+        told, failures = set(), []
+
+        def work(i, path=path, barrier=barrier, told=told, failures=failures):
+            try:
+                barrier.wait()
+                writer = open_run(path, "w")
+                barrier.wait()
+                try:
+                    writer.write(lox.logdict({"x": np.int64(i)}))
+                except FileNotFoundError:
+                    told.add(i)
+                writer.close()
+            except BaseException as error:
+                failures.append(error)
+                barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        (winner,) = {*range(count)} - told
+        assert lox.load(path) == {"x": winner}
+
+
+def test_rows_of_a_run_that_was_replaced_are_no_part_of_the_new_one(tmp_path):
+    """Also if whoever replaced it was killed before it could remove them."""
+    run = tmp_path / "run"
+    lox.save({"x": 1}, run)
+    shutil.copytree(run / "writer-0000", tmp_path / "kept")
+    lox.save({"y": 2}, run, mode="w")
+    shutil.copytree(tmp_path / "kept", run / "writer-0000")
+    assert lox.load(run) == {"y": 2}
+    lox.save({"z": 3}, run, mode="w")
+    assert lox.load(run) == {"z": 3} and not (run / "writer-0000").exists()
 
 
 # --- disks -------------------------------------------------------------------
@@ -772,6 +1064,250 @@ def test_records_that_are_known_to_be_lost_are_reported(tmp_path):
         assert plain(lox.load(tmp_path / "run")) == {"x": [1, 3, 5], "odd": [1.0] * 3}
 
 
+def finished_run(store, finish=True):
+    """A run of a logger, with two segments; and its writer's directory.
+
+    If it is not to be finished, it is as a killed process would leave it.
+    """
+    at_work = store if finish else store / "at work"
+    logger = lox.loggers.SaveLogger(at_work)
+    state = logger.init(0)
+    for i in range(30):
+        logger.log(state, {"x": np.float32(i)}, step=i)
+    for i in range(10):
+        logger.log(state, {"y": np.float32(i), "z": i}, step=i)
+    run = store / "00000000-00000000"
+    if not finish:
+        shutil.copytree(at_work / run.name, run)
+    logger.finish(state)
+    return run / "writer-0000"
+
+
+def move(path, name):
+    path.rename(path.with_name(name))
+
+
+def all_of_a_segment(writer):
+    for suffix in ("json", "npy", "places"):
+        (writer / f"0000.{suffix}").unlink()
+
+
+# what is done to a run; what the warnings say then, if it is finished and if it is not;
+# and which keys are left
+LOSSES = {
+    "records cut off": (
+        lambda w: os.truncate(w / "0000.npy", (w / "0000.npy").stat().st_size - 120),
+        ["0000.npy has lost records of 'x': there are 20 of 30"],
+        None,
+        {"x": 20, "y": 10, "z": 10},
+    ),
+    "records empty": (
+        lambda w: os.truncate(w / "0001.npy", 0),
+        ["0001.npy has lost records of 'y', 'z': there are 0 of 10"],
+        ["0001.npy has lost records of 'y', 'z': there are 0 of an unknown number"],
+        {"x": 30},
+    ),
+    "schema deleted": (
+        lambda w: (w / "0000.json").unlink(),
+        ["0000.json is gone. Without it, 30 records in 0000.npy of 'x' cannot be read"],
+        ["0000.json is gone. Without it, 30 records in 0000.npy cannot be read"],
+        {"y": 10, "z": 10},
+    ),
+    "schema renamed": (
+        lambda w: move(w / "0001.json", "0005.json"),
+        [
+            "0001.json is gone. Without it, 10 records in 0001.npy of 'y', 'z' cannot",
+            "0005.npy has lost records of 'y', 'z': the file is gone, and with it an "
+            "unknown number",
+        ],
+        [
+            "0001.json is gone. Without it, 10 records in 0001.npy cannot be read",
+            "0005.npy has lost records of 'y', 'z': the file is gone, and with it an "
+            "unknown number",
+        ],
+        {"x": 30},
+    ),
+    "records deleted": (
+        lambda w: (w / "0000.npy").unlink(),
+        ["0000.npy has lost records of 'x': the file is gone, and with it 30."],
+        ["0000.npy has lost records of 'x': the file is gone, and with it an unknown"],
+        {"y": 10, "z": 10},
+    ),
+    "records and places deleted": (
+        lambda w: [(w / f"0000.{x}").unlink() for x in ("npy", "places")],
+        ["0000.npy has lost records of 'x': the file is gone, and with it 30."],
+        ["0000.npy has lost records of 'x': the file is gone, and with it an unknown"],
+        {"y": 10, "z": 10},
+    ),
+    "schema and records deleted": (
+        lambda w: [(w / f"0000.{x}").unlink() for x in ("npy", "json")],
+        ["0000.json is gone. Without it, 30 records in 0000.npy of 'x' cannot be read"],
+        ["0000.json is gone. Without it, an unknown number of records in 0000.npy"],
+        {"y": 10, "z": 10},
+    ),
+    "segment deleted": (
+        all_of_a_segment,
+        ["0000.json is gone. Without it, 30 records in 0000.npy of 'x' cannot be read"],
+        None,  # nothing tells that it was there
+        {"y": 10, "z": 10},
+    ),
+    "writer deleted": (
+        shutil.rmtree,
+        ["writer-0000 is gone, and with it 40 records of 'x', 'y', 'z'"],
+        None,
+        {},
+    ),
+    "writer renamed": (
+        lambda w: move(w, "elsewhere"),
+        ["writer-0000 is gone, and with it 40 records of 'x', 'y', 'z'"],
+        None,
+        {},
+    ),
+    "places deleted": (  # which only keys in several segments need
+        lambda w: (w / "0000.places").unlink(),
+        None,
+        None,
+        {"x": 30, "y": 10, "z": 10},
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_is_missing_is_said_once(tmp_path, loss, finished):
+    damage, if_finished, if_not, left = LOSSES[loss]
+    damage(finished_run(tmp_path, finished))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        found = lox.load(tmp_path, key=0)
+    messages = [str(one.message) for one in seen if one.category is lox.LoxWarning]
+    expected = (if_finished if finished else if_not) or []
+    assert len(messages) == len(expected), messages
+    for message, part in zip(messages, expected, strict=True):
+        assert part in message
+    assert {name: len(rows) for name, rows in found.items()} == left
+    for name, rows in found.items():  # and what is left is right
+        assert rows.tolist() == list(range(left[name])), name
+
+
+def test_a_finished_run_that_is_whole_is_quiet(tmp_path):
+    writer = finished_run(tmp_path)
+    assert writer.with_suffix(".json").exists()
+    assert lox.load(tmp_path)["x"].tolist() == list(range(30))
+    logger = lox.loggers.SaveLogger(tmp_path, exists="resume")
+    logger.finish(logger.init(0))  # one that writes nothing leaves nothing
+    assert sorted(path.name for path in writer.parent.iterdir()) == [
+        "run.json",
+        "writer-0000",
+        "writer-0000.json",
+    ]
+    logger = lox.loggers.SaveLogger(tmp_path, exists="overwrite")
+    state = logger.init(0)
+    logger.log(state, {"x": 1})
+    assert lox.load(tmp_path) == {"x": 1}
+    assert not writer.with_suffix(".json").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 1}', '{"version": 1, "segments": [[0, 1]]}']
+)
+def test_what_a_finished_writer_says_may_be_damaged(tmp_path, content):
+    path = finished_run(tmp_path).with_suffix(".json")
+    path.write_text(with_checksum(content))
+    with pytest.warns(lox.LoxWarning, match="nobody can tell .*writer-0000.json"):
+        assert lox.load(tmp_path)["x"].tolist() == list(range(30))
+    path.unlink()
+    assert lox.load(tmp_path)["x"].tolist() == list(range(30))
+
+
+def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
+    writer = Writer(create_run(tmp_path / "run", "x"))
+    writer.write(lox.logdict({"x": np.int8(1)}))
+    with monkeypatch.context() as patch:
+        patch.setattr("lox._store_writer.write_json", failing)
+        with pytest.raises(OSError, match="no room"):
+            writer.write(lox.logdict({"y": np.int8(1)}))
+    writer.write(lox.logdict({"z": np.int8(1)}))
+    assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
+    writer.finish()
+    writer.close()
+    assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
+
+
+def failing(*args, **options):
+    raise OSError("no room")
+
+
+def test_two_writers_in_one_directory_are_told_from_damage(tmp_path):
+    """Such as older versions of lox could leave."""
+    for name in ("a", "b"):
+        two_segments(tmp_path / name)
+    directories = [tmp_path / name / "writer-0000" for name in ("a", "b")]
+    for path in directories[1].iterdir():
+        path.rename(directories[0] / f"1{path.name[1:]}")
+    with pytest.raises(lox.StoreError, match="two writers have shared the directory"):
+        lox.load(tmp_path / "a")
+
+
+def damage_at_random(rng, store):
+    """Damages one file; true if the numbers in records may be others afterwards."""
+    files = sorted(path for path in store.rglob("*") if path.is_file())
+    path, other = (files[i] for i in rng.integers(len(files), size=2))
+    whole = path.read_bytes()
+    way = rng.choice(["flip", "cut", "delete", "rename", "swap", "directory", "link"])
+    if way == "flip" and whole:
+        data = bytearray(whole)
+        data[rng.integers(len(data))] ^= int(rng.integers(1, 256))
+        path.write_bytes(data)
+    elif way == "cut":
+        path.write_bytes(whole[: rng.integers(len(whole) + 1)])
+    elif way == "rename":
+        stem = rng.choice(["0000", "0001", "0007", "run", "writer-0000", "x"])
+        path.rename(path.with_name(stem + rng.choice([".json", ".npy", ".places"])))
+    elif way == "swap":
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(whole)
+    elif way != "flip":
+        path.unlink()
+        if way == "directory":
+            path.mkdir()
+        elif way == "link":
+            path.symlink_to(other)
+    return ".npy" in (path.suffix, other.suffix) and way in ("flip", "swap", "rename")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_is_never_silent(tmp_path, seed):
+    """A file is damaged: the truth is loaded, or a part and a warning, or an error."""
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    finished_run(store)
+    logger = lox.loggers.SaveLogger(store, exists="resume")
+    state = logger.init(0)
+    for i in range(6):
+        tree = {"a": np.full(3, i), "b": (np.float16(i),)}
+        logger.log(state, {"x": np.float32(i)} | ({"tree": tree} if i % 2 else {}))
+    logger.finish(state)
+    with pytest.raises(lox.StoreError, match="was written in two forms"):
+        lox.load(store, "x")
+    names = ["y", "z", "tree"]
+    truth = lox.load(store, names)
+    rng = np.random.default_rng(SEED + seed)
+    for i in range(100):
+        shutil.copytree(store, copy)
+        other_numbers = damage_at_random(rng, copy)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                found = lox.load(copy, names)
+            except lox.LoxError:
+                found = None
+        if found is not None and not seen:
+            shapes = [jax.tree.map(np.shape, dict(logs)) for logs in (found, truth)]
+            assert shapes[0] == shapes[1], (seed, i)
+            assert other_numbers or found == truth, (seed, i)
+        shutil.rmtree(copy)
+
+
 @pytest.mark.parametrize("name", ["run.json", "0000.json", "0000.places"])
 def test_flipped_bytes_are_never_believed(tmp_path, name):
     run = tmp_path / "run"
@@ -808,8 +1344,9 @@ def test_files_that_lost_their_ends_are_never_believed(tmp_path, name):
     path.write_bytes(whole + b"\0" * 7)
     assert_right_or_explained(run, path, expected)
     path.unlink()
-    if name == "0000.json":  # without it, nobody knows that there was something
-        assert plain(lox.load(run)) == {"x": [1, 3, 5], "odd": [1.0] * 3}
+    if name == "0000.json":
+        with pytest.warns(lox.LoxWarning, match="0000.json is gone.* 3 records"):
+            assert plain(lox.load(run)) == {"x": [1, 3, 5], "odd": [1.0] * 3}
     else:
         with pytest.raises(lox.StoreError, match=name):
             lox.load(run)
@@ -1135,6 +1672,143 @@ def test_no_more_than_what_is_asked_for_is_read(tmp_path):
     assert peak < 2**24
 
 
+def peak_memory(function):
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [10**6, 3 * 10**9, 10**12])
+@pytest.mark.parametrize("name", ["0000.places", "0001.places"])
+def test_places_are_bounded_by_the_records(tmp_path, size, name):
+    expected = two_segments(tmp_path / "run")
+    path = tmp_path / "run" / "writer-0000" / name
+    os.truncate(path, size)  # the end is a hole
+
+    def load():
+        with pytest.raises(lox.StoreError, match=rf"{name} is damaged"):
+            lox.load(tmp_path / "run")
+        assert plain(lox.load(tmp_path / "run", "odd")) == {"odd": expected["odd"]}
+
+    assert peak_memory(load) < 2**22
+
+
+def test_places_that_fit_are_bounded_by_the_records(tmp_path):
+    """More places than records, whose checksums are right."""
+    expected = two_segments(tmp_path / "run")
+    path = tmp_path / "run" / "writer-0000" / "0000.places"
+    with open(path, "ab") as file:
+        file.write(b"".join(_store.place_of(i, 2 * i) for i in range(3, 10_000)))
+    with pytest.warns(lox.LoxWarning, match="lost records of 'x': there are 3 of at"):
+        assert plain(lox.load(tmp_path / "run")) == expected
+
+
+@pytest.mark.parametrize("size", [3 * 10**9, 10**12])
+def test_records_that_are_holes_are_not_joined_in_memory(tmp_path, size):
+    two_segments(tmp_path / "run")
+    path = tmp_path / "run" / "writer-0000" / "0001.npy"
+    os.truncate(path, size)
+
+    def load():
+        with pytest.raises(lox.StoreError, match=f"{path.name} is damaged: it claims"):
+            lox.load(tmp_path / "run", "x")
+        assert len(lox.load(tmp_path / "run", "odd")["odd"]) > 10**8  # on disk
+
+    assert peak_memory(load) < 2**22
+
+
+@pytest.mark.parametrize("kind", ["mask", "key"])
+def test_holes_are_not_read_for_masks_and_prng_keys(tmp_path, kind):
+    run = tmp_path / "run"
+    logs = lox.logdict({"x": jax.random.key(1)})
+    if kind == "mask":
+        logs = lox.spool(jax.vmap(_ragged), capacity=4)(jnp.array([1, 3]))[1]
+    lox.save(logs, run)
+    (path,) = run.rglob("*.npy")
+    os.truncate(path, 10**12)
+    with pytest.raises(lox.StoreError, match=f"{path.name} is damaged: it claims"):
+        lox.load(run)
+
+
+def test_few_numbers_of_many_large_records_stay_on_disk(tmp_path):
+    run = tmp_path / "run"
+    lox.save({"small": np.int8(1), "wide": np.zeros(2**12, np.int8)}, run)
+    (path,) = run.rglob("*.npy")
+    os.truncate(path, 2**24 * (2**12 + 1))  # holes, of which each row would be a page
+    found = lox.load(run, "small")["small"]
+    assert 2**23 < len(found) <= 2**24 and not found.flags.owndata
+
+
+BOMBS = {
+    "lists": "[" + "[]," * 15_000_000 + "[]]",
+    "numbers": "[" + "-9," * 10_000_000 + "1]",
+    "strings": "[" + '"ab",' * 6_000_000 + "1]",
+    "quotes": '"' * 20_000_000,
+    "backslashes": '["' + '\\"' * 10_000_000,
+    "depth": "[" * 10_000 + "]" * 10_000,
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("name", ["run.json", "0000.json", "writer-0000.json"])
+def test_json_that_would_fill_memory_is_refused(tmp_path, kind, name):
+    writer = finished_run(tmp_path)
+    path = writer / name if name == "0000.json" else writer.parent / name
+    path.write_text(f'{{"crc32": 1, "content": {BOMBS[kind]}}}')
+
+    def load():
+        if name == "writer-0000.json":
+            with pytest.warns(lox.LoxWarning, match=rf"{name} is damaged"):
+                lox.load(tmp_path, key=0)
+        else:
+            with pytest.raises(lox.StoreError, match=rf"{name} is damaged"):
+                lox.load(tmp_path, key=0)
+
+    assert peak_memory(load) < 2**28
+
+
+@pytest.mark.parametrize("kind", ["lists", "numbers", "depth"])
+def test_a_structure_that_would_fill_memory_is_refused(tmp_path, kind):
+    lox.save({"x": np.float64(1)}, tmp_path / "run")
+    tree = f'{{"list": {BOMBS[kind][:20_000_000]}}}'
+    changed(tmp_path / "run", lambda schema: schema["keys"][0].update(tree=tree))
+
+    def load():
+        with pytest.raises(lox.StoreError, match="0000.json .*is no structure"):
+            lox.load(tmp_path / "run")
+
+    assert peak_memory(load) < 2**28
+
+
+def test_recursion_may_go_deep_and_json_may_not(tmp_path):
+    """With a high limit, the parser itself would overflow the stack."""
+    lox.save({"x": 1}, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    path.write_text(f'{{"content": {"[" * 10**6}{"]" * 10**6}}}')
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        with pytest.raises(lox.StoreError, match="lists and dicts"):
+            lox.load(tmp_path / "run")
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_config_that_could_not_be_read_is_not_written(tmp_path):
+    config = {"lr": 0.1, "table": "x" * 2**25}
+    logger = lox.loggers.SaveLogger(tmp_path, config=config)
+    with pytest.raises(lox.StoreError, match="more than .* bytes.*and not in a config"):
+        logger.init(0)
+    config["table"] = list(range(10_000))
+    logger = lox.loggers.SaveLogger(tmp_path, config=config)
+    logger.finish(logger.init(1))
+    (run,) = lox.runs(tmp_path)
+    assert run.config == config
+
+
 # --- formats -----------------------------------------------------------------
 
 
@@ -1258,6 +1932,31 @@ def test_what_is_written_today_is_what_was_written_then(tmp_path):
         if path.suffix in (".npy", ".places"):
             today = tmp_path / path.relative_to(GOLDEN)
             assert today.read_bytes() == path.read_bytes(), path
+
+
+def test_runs_of_an_earlier_logger_load_without_warnings(tmp_path):
+    """Finished, resumed, replaced and killed ones, and such as a full disk left."""
+    for name, content in json.loads(GOLDEN_LOGGER.read_text()).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(content))
+    (tmp_path / "00000000-00000001" / "writer-0001").mkdir()  # which was never used
+    found = {int(run.key[1]): run for run in lox.runs(tmp_path)}
+    rows = {1: 6, 2: 5, 3: 4, 4: 4, 5: [0, 2, 3, 4], 6: 2}
+    assert found.keys() == rows.keys()
+    for key, run in found.items():
+        logs = run.load()
+        expected = [*range(rows[key])] if isinstance(rows[key], int) else rows[key]
+        assert run.config == {"lr": 0.1}
+        assert logs["x"].tolist() == logs.step["x"].tolist() == expected
+        odd = [x for x in expected if x % 2] if key != 6 else []
+        assert np.ravel(logs.step.get("odd", [])).tolist() == odd
+        # and they go on
+        logger = lox.loggers.SaveLogger(tmp_path, exists="resume")
+        state = logger.init(key)
+        logger.log(state, {"x": np.float32(9)}, step=np.int32(9))
+        logger.finish(state)
+        assert run.load()["x"].tolist() == [*expected, 9]
 
 
 @pytest.mark.parametrize("name", ["run.json", "0000.json"])

@@ -86,6 +86,30 @@ def test_strange_numbers_and_arrays(storage):
     assert rows[3]["image"]["_type"] == "trackio.image"
 
 
+@pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 2), (4, 5, 3), (4, 5, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
+def test_images_of_any_number_of_channels_arrive(storage, shape, dtype):
+    pil = pytest.importorskip("PIL.Image")
+    from trackio.utils import MEDIA_DIR
+
+    project = f"images-{np.dtype(dtype)}-{len(shape)}-{shape[-1]}"
+    logger = lox.loggers.TrackioLogger(project, images="image")
+    state = logger.init(0)
+    pixels = np.random.default_rng(0).random(shape)
+    pixels = pixels > 0.5 if dtype is np.bool_ else (255 * pixels).astype(np.uint8)
+    sent = pixels / np.float32(255) if dtype is np.float32 else pixels
+    logger.log(state, {"image": sent, "x": 1.0}, step=3)
+    logger.finish(state)
+    (row,) = storage.get_logs(project, "00000000-00000000")
+    assert row["x"] == 1 and row["image"]["_type"] == "trackio.image"
+    shown = np.asarray(pil.open(MEDIA_DIR / row["image"]["file_path"]).convert("RGBA"))
+    wanted = pixels.astype(np.uint8) * np.uint8(255 if dtype is np.bool_ else 1)
+    wanted = wanted.reshape(4, 5, -1)
+    if wanted.shape[2] < 3:  # grey, and perhaps how opaque it is
+        wanted = np.concatenate([wanted[:, :, [0, 0, 0]], wanted[:, :, 1:]], axis=2)
+    assert (shown[:, :, : wanted.shape[2]] == wanted).all()
+
+
 def test_what_is_not_installed_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ImportError, match=r"needs trackio.*jax-lox\[trackio\]"):

@@ -21,7 +21,15 @@ from ._events import Event, user_line, user_source
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._primitive import log_p
-from ._store import RUN_FILE, TEMPORARY, VERSION, WRITER, shown, write_json
+from ._store import (
+    FINISHED,
+    RUN_FILE,
+    TEMPORARY,
+    VERSION,
+    WRITER,
+    shown,
+    write_json,
+)
 from ._store_reader import Run
 from ._store_writer import Writer
 from ._take import is_outermost
@@ -41,9 +49,15 @@ _REMEDY = '`mode="a"` appends, `mode="w"` replaces it'
 def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]:
     """Raises if a run is refused; gives the names of what is in its directory."""
     try:
+        if mode == "w" and path.is_symlink():
+            raise StoreError(
+                f"{shown(path)} is a symbolic link: to replace the run would remove "
+                f"the rows in {os.readlink(path)}. Give the path of the run itself, or "
+                "remove the link."
+            )
         names = _names_in(path)
     except OSError as error:
-        raise StoreError(f"cannot make a run at {shown(path)}: {error}.") from error
+        raise _cannot_make(path, error) from error
     if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
         raise StoreError(f"{shown(path)} is there already, and is no run of lox's.")
     if mode == "x" and _is_there(names):
@@ -64,20 +78,67 @@ def create_run(
     remedy: str = _REMEDY,
 ) -> pathlib.Path:
     """Makes a run's directory, or finds it, as the mode says."""
+    if mode == "w":
+        _overwrite(path, key, config).close()
+        return path
     names = check_run(path, mode, remedy)
     if mode == "a" and RUN_FILE in names:
         return path
     try:
-        if mode == "w" and _is_there(names):
-            _remove_rows(path, names)
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / RUN_FILE, _about(path, key, config), new=mode == "x")
-    except FileExistsError:  # another process was quicker
-        check_run(path, mode, remedy)
-        raise
+        # never in place of another's, who may have begun to write
+        with contextlib.suppress(FileExistsError):
+            write_json(path / RUN_FILE, _about(path, key, config), new=True)
+            return path
     except OSError as error:
-        raise StoreError(f"cannot make a run at {shown(path)}: {error}.") from error
+        raise _cannot_make(path, error) from error
+    check_run(path, mode, remedy)  # another process was quicker
     return path
+
+
+def open_run(
+    path: pathlib.Path,
+    mode: str,
+    key: Any = None,
+    config: Mapping[str, Any] | None = None,
+    remedy: str = _REMEDY,
+) -> Writer:
+    """Makes a run, or finds it, and begins to write to it."""
+    if mode == "w":
+        return _overwrite(path, key, config)
+    return Writer(create_run(path, mode, key, config, remedy))
+
+
+def _overwrite(
+    path: pathlib.Path, key: Any, config: Mapping[str, Any] | None
+) -> Writer:
+    """Makes a run in place of whatever there is.
+
+    Of several that do so at once, the one whose writer has the highest number keeps
+    the run; the others find their directories removed.
+    """
+    while True:
+        replaces = _is_there(check_run(path, "w"))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_make(path, error) from error
+        writer = Writer(path, replaces)
+        try:
+            writer.begin_run(_about(path, key, config))
+            _remove_rows(path, before=writer.number)
+            return writer
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, FileExistsError):  # another process was quicker
+                continue
+            if isinstance(error, OSError):
+                raise _cannot_make(path, error) from error
+            raise
+
+
+def _cannot_make(path: pathlib.Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot make a run at {shown(path)}: {error}.")
 
 
 def _is_there(names: list[str]) -> bool:
@@ -100,25 +161,29 @@ def _names_in(path: pathlib.Path) -> list[str]:
 
 def _is_of_a_run(name: str) -> bool:
     temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
-    return temporary or WRITER.fullmatch(name) is not None
+    return temporary or any(kind.fullmatch(name) for kind in (WRITER, FINISHED))
 
 
-def _remove_rows(path: pathlib.Path, names: list[str]) -> None:
-    """Removes what lox has written, and nothing else that may be there.
+def _remove_rows(path: pathlib.Path, before: int) -> None:
+    """Removes what writers of lower numbers have written, and nothing else.
 
-    What is killed meanwhile leaves a run with fewer rows: what says what files mean
-    goes before them, and the file about the run is replaced last.
+    What is killed meanwhile leaves files that are no part of the run.
     """
-    for writer in (path / name for name in names if WRITER.fullmatch(name)):
-        if writer.is_symlink():
-            writer.unlink()  # and not what is at its end
+    for name in os.listdir(path):
+        match = WRITER.fullmatch(name) or FINISHED.fullmatch(name)
+        if match is None or int(match[1]) >= before:
             continue
-        found = writer.iterdir()
-        files = [file for file in found if _IN_A_WRITER.fullmatch(file.name)]
-        for file in sorted(files, key=lambda file: file.suffix != ".json"):
-            file.unlink(missing_ok=True)
+        found = path / name
+        if found.is_symlink() or not found.is_dir():
+            found.unlink(missing_ok=True)  # and not what is at the end of a link
+            continue
+        # others may be removing it, too
+        with contextlib.suppress(FileNotFoundError):
+            for file in found.iterdir():
+                if _IN_A_WRITER.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
-            writer.rmdir()
+            found.rmdir()
 
 
 _IN_A_WRITER = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
@@ -201,7 +266,7 @@ class _Writers:
             self._close(name)  # also if somebody has removed it
         writer = self._open.get(name)
         if writer is None or mode == "x":
-            writer = self._open[name] = Writer(create_run(path, mode, key))
+            writer = self._open[name] = open_run(path, mode, key)
         self._open.move_to_end(name)
         while len(self._open) > self._MOST:
             self._close(next(iter(self._open)))

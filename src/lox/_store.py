@@ -27,10 +27,16 @@ from ._errors import StoreError
 VERSION = 1
 RUN_FILE = "run.json"
 WRITER = re.compile(r"writer-(\d{4,})")
+FINISHED = re.compile(r"writer-(\d{4,})\.json")  # what a writer says at its end
 SEGMENT = re.compile(r"(\d{4,})\.json")
 TEMPORARY = "~"  # how the name of a file ends that is not whole yet
-# more than any description of a run or of records
-_MOST_JSON = 2**28
+# More than any description of a run or of records. A few bytes of JSON can become a
+# hundred of Python's objects, so what is in the text is counted before it is parsed.
+_MAX_JSON_BYTES = 2**25
+_MAX_JSON_CONTAINERS = 2**20
+_MAX_JSON_STRINGS = 2**22
+_MAX_JSON_VALUES = 2**21
+_MAX_JSON_DEPTH = 2000
 # a position in a segment, the number of the event there in its writer, and a checksum
 PLACE = np.dtype([("row", "<u8"), ("number", "<u8"), ("crc32", "<u8")])
 
@@ -64,6 +70,12 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
     # as it will be read: numbers that are keys become text, which sorts differently
     content = json.loads(json.dumps(content))
     whole = json.dumps({"crc32": _checksum(content), "content": content})
+    excess = _excess(whole.encode())
+    if excess:  # nobody could read it
+        raise StoreError(
+            f"{shown(path)} cannot be written: it would have {excess}. Keep large "
+            "arrays in files of their own, and not in a config."
+        )
     temporary = path.with_name(
         f"{path.name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
     )
@@ -96,17 +108,27 @@ def _rename_new(old: pathlib.Path, new: pathlib.Path) -> None:
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Reads what `write_json` wrote; `FileNotFoundError` if there is nothing."""
     try:
-        if file_size(path) > _MOST_JSON:
-            raise _damaged(path, "it is too large to be one of lox's")
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        size = min(file_size(path), _MAX_JSON_BYTES + 1)
+        with open(path, "rb") as file:
+            raw = file.read(size)
+        excess = _excess(raw)
+        if excess:
+            raise _damaged(path, f"it has {excess}, and none of lox's files has")
+        whole = json.loads(raw.decode("utf-8"))
         content, crc = whole["content"], whole["crc32"]
         fits = _checksum(content) == crc
     except (FileNotFoundError, StoreError):
         raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, f"it cannot be read: {error}") from None
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise _damaged(path, f"it cannot be read: {error!r:.200}") from None
     if not fits:
         raise _damaged(path, "its checksum does not fit")
     version = content.get("version") if type(content) is dict else None
@@ -118,6 +140,34 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
             f"{VERSION}. Update jax-lox to read it."
         )
     return content
+
+
+def _excess(text: bytes) -> str:
+    """What JSON has more of than any of lox's files; empty if there is no such thing.
+
+    It takes memory in proportion to the text, whatever is in it.
+    """
+    if len(text) > _MAX_JSON_BYTES:
+        return f"more than {_MAX_JSON_BYTES} bytes"
+    if text.count(b'"') > 2 * _MAX_JSON_STRINGS:
+        return f"more than {_MAX_JSON_STRINGS} strings"
+    marks = _STRING.sub(b"", text).translate(None, _NO_MARKS)
+    if marks.count(b",") > _MAX_JSON_VALUES:
+        return f"more than {_MAX_JSON_VALUES} values"
+    brackets = np.frombuffer(marks.replace(b",", b""), np.uint8)
+    if len(brackets) > 2 * _MAX_JSON_CONTAINERS:
+        return f"more than {_MAX_JSON_CONTAINERS} lists and dicts"
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    depth = np.cumsum(np.where(opening, 1, -1).astype(np.int32))
+    if depth.size and depth.max() > _MAX_JSON_DEPTH:
+        return f"lists and dicts more than {_MAX_JSON_DEPTH} deep"
+    return ""
+
+
+# A string, or the beginning of one at the end. Possessive, and never without a match,
+# so that no text takes longer than its length.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_NO_MARKS = bytes(set(range(256)) - set(b"[]{},"))
 
 
 def _damaged(path: pathlib.Path, why: str) -> StoreError:
@@ -138,10 +188,19 @@ def place_of(row: int, number: int) -> bytes:
     return place.tobytes()
 
 
-def read_places(path: pathlib.Path, last: bool = False) -> Any:
-    """The whole entries of a `.places` file, in their order; or the last one alone."""
+def read_places(
+    path: pathlib.Path, last: bool = False, limit: int | None = None
+) -> Any:
+    """The whole entries of a `.places` file, in their order.
+
+    Args:
+        path: the file; there is nothing in one that does not exist.
+        last: whether to read the last entry alone.
+        limit: how many to read at most, whatever the size of the file.
+    """
     try:
         count = file_size(path) // PLACE.itemsize
+        count = count if limit is None else min(count, limit)
         first = max(count - 1, 0) if last else 0
         with open(path, "rb") as file:
             file.seek(first * PLACE.itemsize)
@@ -209,6 +268,9 @@ def build_tree(description: str, leaves: Sequence[Any]) -> Any:
 
 def leaf_order(description: str, count: int) -> list[int]:
     """Which leaf is where in what `build_tree` builds; each of `count` is once."""
+    excess = _excess(description.encode(errors="replace"))
+    if excess:
+        raise StoreError(f"{description[:80]!r} is no structure: it has {excess}")
     try:
         order: list[int] = jax.tree.leaves(build_tree(description, range(count)))
         if sorted(order) == list(range(count)):

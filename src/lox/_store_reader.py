@@ -1,11 +1,12 @@
 """Reading a run, also while it is written; only what is looked at leaves the disk."""
 
 import functools
+import itertools
 import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +16,9 @@ from ._errors import LoxWarning, StoreError
 from ._events import matches, user_line
 from ._key import Key, KeyInfo, all_tags
 from ._logdict import logdict
-from ._schema import Column, Schema
+from ._schema import Column, KeySchema, Schema
 from ._store import (
+    FINISHED,
     RUN_FILE,
     SEGMENT,
     WRITER,
@@ -27,16 +29,27 @@ from ._store import (
     read_json,
     read_places,
 )
+from ._store_losses import Begun, Finished, lost_files, lost_records, warn_of
 
 # A column of up to so many bytes is read at once. A larger one stays on disk, of which
 # only what is looked at is read.
 _READ_AT_ONCE = 2**24
+# So is one that is spread over more pages of the file.
+_MAX_PAGES = 2**20
+_PAGE = 4096
+# A file of more bytes that are nearly all missing on disk is not read into memory.
+_SPARSE_BYTES, _SPARSE_RATIO = 2**28, 100
 
 
 class _Segment:
-    """The records of one schema that a writer has written so far."""
+    """The records of one schema that a writer has written so far.
 
-    def __init__(self, path: pathlib.Path) -> None:
+    Attributes:
+        schema: what they mean.
+        count: how many there are.
+    """
+
+    def __init__(self, path: pathlib.Path, finished: int) -> None:
         self._path = path
         self._file = path.with_suffix(".npy")
         self._places = path.with_suffix(".places")
@@ -51,36 +64,46 @@ class _Segment:
             what = error if isinstance(error, StoreError) else repr(error)
             raise StoreError(f"{path} does not describe records: {what}.") from None
         self._header = npy_header(self._dtype, 0)
-        self.count = self._whole_records()
+        begun = Begun.read(self._places)
+        count, closed = self._whole_records()
+        self.count = count or 0
+        names = [key.name for key in self.schema.keys]
+        known = max(closed, finished)
+        lost = lost_records(self._file, count, begun, known, names)
+        if lost:
+            warn_of(lost)
 
     def __str__(self) -> str:
         return str(self._path)
 
-    def _whole_records(self) -> int:
+    @functools.cached_property
+    def keys(self) -> dict[str, tuple[KeySchema, int]]:
+        """Each key, and which of the columns is its first."""
+        keys = self.schema.keys
+        ends = itertools.accumulate(len(key.columns) for key in keys)
+        return {
+            key.name: (key, end - len(key.columns))
+            for key, end in zip(keys, ends, strict=True)
+        }
+
+    def _whole_records(self) -> tuple[int | None, int]:
+        """How many there are, if there is a file; and when it was closed, if it was."""
         try:
-            # before the size, since both may be growing
-            begun = read_places(self._places, last=True)["row"].tolist()
-        except StoreError:
-            begun = []  # which says so if somebody needs them
-        try:
-            size = file_size(self._file) - len(self._header)
+            file_size(self._file)  # of which there is none if it is a pipe
             with open(self._file, "rb") as file:
                 header = file.read(len(self._header))
+                # after its head, since the file may just be growing, and be closed
+                size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
-            size = -1
+            return None, 0
         except OSError as error:
             raise StoreError(f"{self._file} cannot be read: {error}.") from error
-        count = max(size, 0) // self._dtype.itemsize
-        if begun and (size < 0 or count < begun[0]):
-            warnings.warn_explicit(
-                f"{self._file} has lost records: there are {count} of more than "
-                f"{begun[0]}.",
-                LoxWarning,
-                *user_line(),
-            )
+        if len(header) < len(self._header):
+            return None, 0
+        count = max(size - len(self._header), 0) // self._dtype.itemsize
         if count and _without_length(header) != _without_length(self._header):
             raise StoreError(f"{self._file} is damaged: its head does not fit.")
-        return count
+        return count, _length_in(header)
 
     def column(self, index: int) -> Any:
         """One column of all records."""
@@ -88,14 +111,35 @@ class _Segment:
         try:
             records = np.memmap(self._file, self._dtype, "r", start, shape)
             rows = records[f"c{index}"].view(np.ndarray)
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise StoreError(f"{self._file} cannot be read: {error}.") from error
-        return rows.copy() if rows.nbytes <= _READ_AT_ONCE else rows
+        pages = min(self.count, self.count * self._dtype.itemsize // _PAGE)
+        if rows.nbytes <= _READ_AT_ONCE and pages <= _MAX_PAGES:
+            return rows.copy()
+        return rows
+
+    def check_not_sparse(self) -> None:
+        """Raises if the file is far larger than what is on disk of it.
+
+        Of which memory would be taken for all; lox itself writes no holes.
+        """
+        try:
+            status = self._file.lstat()
+        except OSError as error:
+            raise StoreError(f"{self._file} cannot be read: {error}.") from error
+        if not hasattr(status, "st_blocks"):  # as on Windows
+            return
+        on_disk = status.st_blocks * 512
+        if status.st_size > max(_SPARSE_BYTES, _SPARSE_RATIO * on_disk):
+            raise StoreError(
+                f"{self._file} is damaged: it claims {status.st_size} bytes, of which "
+                f"{on_disk} are on disk. Its keys cannot be read into memory."
+            )
 
     def next_number(self) -> int | None:
         """The number of the event of the first record that was not there before."""
-        count, now = self.count, self._whole_records()
-        if now <= count:
+        count, (now, _) = self.count, self._whole_records()
+        if now is None or now <= count:
             return None
         self.count = now
         rows, numbers, _ = self.places()
@@ -105,7 +149,9 @@ class _Segment:
 
     def places(self) -> Any:
         """Where in the writer's order the records are: position, number and length."""
-        places = read_places(self._places)
+        self.check_not_sparse()
+        # each is of another record, but for the last, whose record may be missing
+        places = read_places(self._places, limit=self.count + 1)
         rows, numbers = places["row"], places["number"]
         if not len(rows) or rows[0] != 0:
             raise StoreError(
@@ -122,13 +168,23 @@ def _without_length(header: bytes) -> tuple[bytes, bytes]:
     return before, after[after.find(b",") :]
 
 
+def _length_in(header: bytes) -> int:
+    """How many records the head of a `.npy` file speaks of; 0 while it is written."""
+    digits = header.rpartition(b"(")[2].partition(b",")[0].strip()
+    return int(digits) if re.fullmatch(rb"\d{1,20}", digits) else 0
+
+
 class _Written:
     """What one writer has written so far."""
 
-    def __init__(self, number: int, path: pathlib.Path) -> None:
+    def __init__(self, number: int, path: pathlib.Path, finished: Finished) -> None:
         self.number = number
         found = _numbered(path, SEGMENT)
-        self.segments = [_Segment(segment) for _, segment in found]
+        for lost in lost_files(path, {n for n, _ in found}, finished):
+            warn_of(lost)
+        self.segments = [
+            _Segment(segment, finished.count(number)) for number, segment in found
+        ]
         if len(self.segments) > 1:
             self._cut()
 
@@ -161,7 +217,9 @@ class _Written:
         for i in np.nonzero(ends[:-1] > starts[order][1:])[0][:1]:
             first, second = (segments[owners[order[j]]]._places for j in (i, i + 1))
             raise StoreError(
-                f"{first} or {second} is damaged: they give two events one number."
+                f"{first} and {second} give two events one number: one of them is "
+                "damaged, or two writers have shared the directory, as older versions "
+                "of lox allowed. Load the keys that are in one segment by their names."
             )
         return {
             segment: np.repeat(numbers - rows, length.astype(np.int64))
@@ -176,11 +234,8 @@ class _Part:
     def __init__(self, writer: _Written, segment: _Segment, name: str) -> None:
         self.writer = writer
         self.segment = segment
-        schema = segment.schema
-        position = next(i for i, key in enumerate(schema.keys) if key.name == name)
-        self.key = schema.keys[position]
-        self._first = sum(len(key.columns) for key in schema.keys[:position])
-        self._first_step = sum(len(key.columns) for key in schema.keys)
+        self.key, self._first = segment.keys[name]
+        self._first_step = sum(len(key.columns) for key in segment.schema.keys)
 
     def leaves(self) -> list[Any]:
         return [
@@ -198,6 +253,7 @@ class _Part:
         schema = self.segment.schema
         if schema.mask is None:
             return None
+        self.segment.check_not_sparse()
         position = self._first_step + len(schema.steps)
         return self._decoded(schema.mask, position).astype(bool)
 
@@ -205,6 +261,8 @@ class _Part:
         return self.writer.numbers[self.segment]
 
     def _decoded(self, column: Column, index: int) -> Any:
+        if column.impl is not None:  # which are an array of JAX's
+            self.segment.check_not_sparse()
         rows = self.segment.column(index)
         try:
             return column.decode(rows)
@@ -240,6 +298,7 @@ class Run:
         self.config: dict[str, Any] = about["config"]
         self.started: float = about["started"]
         self.versions: dict[str, str] = about["versions"]
+        self._first_writer: int = about.get("first_writer", 0)
 
     def __repr__(self) -> str:
         return f"<lox run {self.name!r} at {str(self.path)!r}>"
@@ -254,14 +313,13 @@ class Run:
         chosen = None if patterns is None else list(patterns)
         parts: dict[str, list[_Part]] = {}
         known: dict[str, None] = {}
-        for number, path in _numbered(self.path, WRITER):
-            writer = _Written(number, path)
+        for writer in self._writers():
             for segment in writer.segments:
-                for key in segment.schema.keys if segment.count else ():
-                    known[key.name] = None
-                    if chosen is None or any(matches(key.name, p) for p in chosen):
-                        part = _Part(writer, segment, key.name)
-                        parts.setdefault(key.name, []).append(part)
+                for name in segment.keys if segment.count else ():
+                    known[name] = None
+                    if chosen is None or any(matches(name, p) for p in chosen):
+                        part = _Part(writer, segment, name)
+                        parts.setdefault(name, []).append(part)
         for pattern in chosen or ():
             if not any(matches(name, pattern) for name in known):
                 names = ", ".join(map(repr, known)) or "none"
@@ -270,12 +328,28 @@ class Run:
                     LoxWarning,
                     *user_line(),
                 )
-        keys = ((name, _joined(name, found)) for name, found in parts.items())
+        keys = ((name, _loaded(name, found)) for name, found in parts.items())
         return logdict()._with(keys)
+
+    def _writers(self) -> Iterator[_Written]:
+        """Those that are part of the run; others were replaced."""
+        finished = {
+            number: Finished.read(path)
+            for number, path in _numbered(self.path, FINISHED)
+            if number >= self._first_writer
+        }
+        for number, path in _numbered(self.path, WRITER):
+            if number >= self._first_writer:
+                yield _Written(number, path, finished.pop(number, Finished({})))
+        for number, left in finished.items():
+            lost = left.lost_directory(self.path / f"writer-{number:04d}")
+            if lost:
+                warn_of(lost)
 
 
 def _is_about_a_run(about: dict[str, Any]) -> bool:
     key, started = about.get("key"), about.get("started")
+    first = about.get("first_writer", 0)
     return (
         (key is None or type(key) is list)
         and all(type(word) is int and 0 <= word < 2**32 for word in key or ())
@@ -284,6 +358,8 @@ def _is_about_a_run(about: dict[str, Any]) -> bool:
         and type(about.get("name")) is str
         and type(about.get("config")) is dict
         and type(about.get("versions")) is dict
+        and type(first) is int
+        and first >= 0
     )
 
 
@@ -299,6 +375,17 @@ def _numbered(
         raise StoreError(f"{directory} cannot be read: {error}.") from error
     found = [(pattern.fullmatch(path.name), path) for path in paths]
     return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _loaded(name: str, parts: list[_Part]) -> Key:
+    try:
+        return _joined(name, parts)
+    except MemoryError:
+        segments = ", ".join(str(part.segment) for part in parts[:3])
+        raise StoreError(
+            f"{name!r} does not fit into memory, where its {len(parts)} segments are "
+            f"joined: {segments}. Load the other keys by their names."
+        ) from None
 
 
 def _joined(name: str, parts: list[_Part]) -> Key:
@@ -320,8 +407,8 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     if len(parts) == 1:
         order = None
     else:
-        writers = np.repeat([part.writer.number for part in parts], counts)
         numbers = np.concatenate([part.numbers() for part in parts])
+        writers = np.repeat([part.writer.number for part in parts], counts)
         order = np.lexsort([numbers, writers])
 
     def join(arrays: Sequence[Any]) -> Any:

@@ -14,7 +14,18 @@ from ._files import GrowingFile
 from ._logdict import logdict
 from ._records import Plan, records_of
 from ._schema import Schema
-from ._store import PLACE, VERSION, npy_header, place_of, shown, write_json
+from ._store import (
+    FINISHED,
+    PLACE,
+    RUN_FILE,
+    VERSION,
+    WRITER,
+    npy_header,
+    place_of,
+    read_json,
+    shown,
+    write_json,
+)
 from ._turns import Turns
 
 _MOST_PLANS = 1000
@@ -29,6 +40,8 @@ class _SegmentWriter:
     """
 
     def __init__(self, path: pathlib.Path, schema: Schema) -> None:
+        self.path = path
+        self.names = [key.name for key in schema.keys]
         self._columns = schema.columns
         self._dtype = schema.dtype
         self._header = npy_header(self._dtype, 0)
@@ -49,6 +62,11 @@ class _SegmentWriter:
             on_failure.callback(_discard, path, self._file)
             self._write(self._file, self._header)
             on_failure.pop_all()
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return self._end[0]
 
     def append(self, arrays: Sequence[Any], number: int) -> None:
         """Writes rows, which are one event after the other from `number` on."""
@@ -83,8 +101,7 @@ class _SegmentWriter:
         handle = file.acquire()
         try:
             _write_all(handle, data)
-            if os.fstat(handle.fileno()).st_nlink == 0:
-                raise FileNotFoundError(f"{file.path} was removed while it was written")
+            _check_linked(file, handle)
         finally:
             file.release()
 
@@ -113,10 +130,20 @@ class _SegmentWriter:
             for file in files:
                 file.release()
 
+    def check(self) -> None:
+        """Raises `FileNotFoundError` if the records were removed."""
+        with self._opened() as (handle, _):
+            _check_linked(self._file, handle)
+
     def sync(self) -> None:
         with self._opened() as handles:
             for handle in handles:
                 os.fsync(handle.fileno())
+
+    def discard(self) -> None:
+        """Removes the files, whose directory has turned out to be lost."""
+        for file in (self._file, self._places):
+            _discard(self.path, file)
 
     def close(self) -> None:
         # so that `numpy.load` knows the length, too
@@ -125,6 +152,18 @@ class _SegmentWriter:
             file.write(npy_header(self._dtype, self._end[0]))
         self._file.close()
         self._places.close()
+
+
+def _check_linked(file: GrowingFile, handle: io.FileIO) -> None:
+    if os.fstat(handle.fileno()).st_nlink == 0:
+        raise _removed(file.path)
+
+
+def _removed(path: pathlib.Path) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{path} was removed while it was written: another writer has replaced the "
+        "run, or somebody has deleted it"
+    )
 
 
 def _discard(path: pathlib.Path, file: GrowingFile) -> None:
@@ -144,30 +183,75 @@ def _write_all(file: io.FileIO, data: Any) -> None:
 
 
 class Writer:
-    """Appends logs to a run, in a directory of its own, so that many may write."""
+    """Appends logs to a run, in a directory of its own, so that many may write.
 
-    def __init__(self, run: pathlib.Path) -> None:
-        try:
-            # wherever the process may go
-            self._directory = _new_directory(run.absolute(), "writer")
-        except OSError as error:
-            raise StoreError(
-                f"cannot write to the run at {shown(run)}: {error}."
-            ) from error
-        self._segments: dict[Schema, _SegmentWriter] = {}
-        self._forms: dict[str, str] = {}
-        self._begun = 0
+    The directory has a number that no other writer of the run ever gets, so that one
+    whose rows were replaced finds that they are gone and does not touch those of
+    others. It is told once, by a `FileNotFoundError`; what it is given afterwards goes
+    to a new directory.
+
+    Args:
+        run: the run's directory.
+        replaces: whether the writer is to replace what is there, by `begin_run`.
+
+    Attributes:
+        number: that of the directory.
+    """
+
+    def __init__(self, run: pathlib.Path, replaces: bool = False) -> None:
+        self._run = run.absolute()  # wherever the process may go
+        self._replaces = replaces
         self._plans: dict[Any, Plan] = {}
-        self._last_plan: Plan | None = None
-        self._number = 0
         self._turns = Turns(self._write)
         self._lock = self._turns.lock
+        self._begin()
+
+    def _begin(self) -> None:
+        try:
+            # by a number above 0, a run is known to have replaced another
+            self.number, self._directory = _claim_directory(
+                self._run, int(self._replaces)
+            )
+        except OSError as error:
+            raise StoreError(
+                f"cannot write to the run at {shown(self._run)}: {error}."
+            ) from error
+        _, self._started = _replacements(self._run)
+        self._segments: dict[Schema, _SegmentWriter] = {}
+        self._all_segments: list[_SegmentWriter] = []
+        self._forms: dict[str, str] = {}
+        self._begun = 0
+        self._plans.clear()
+        self._last_plan: Plan | None = None
+        self._number = 0
+        self._lost = False
+
+    def begin_run(self, about: dict[str, Any]) -> None:
+        """Writes the file about the run, of which this writer is the first.
+
+        If it replaces another run, writers of lower numbers are no part of the run from
+        that moment on. If not, `FileExistsError` says that somebody was quicker.
+        """
+        if self._replaces:
+            about = {**about, "first_writer": self.number}
+        write_json(self._run / RUN_FILE, about, new=not self._replaces)
+        self._started = about["started"]
 
     def write(self, logs: logdict) -> None:
         """Writes all rows. When it returns, the system has them (see `sync`)."""
         self._turns(logs)
 
     def _write(self, logs: logdict) -> None:
+        if self._lost:
+            self._begin()
+        try:
+            self._write_rows(logs)
+        except FileNotFoundError:
+            self._lost = True
+            self._close_segments()
+            raise
+
+    def _write_rows(self, logs: logdict) -> None:
         plan = self._plan_for(logs)
         if plan is not None and plan.segment.sound:
             plain = plan.arrays(logs)
@@ -213,13 +297,36 @@ class Writer:
             return found
         if found is not None:
             found.close()
-        while True:
-            path = self._directory / f"{self._begun:04d}"
-            self._begun += 1
-            # there already if another process has put its run where ours was
-            with contextlib.suppress(FileExistsError):
-                segment = self._segments[schema] = _SegmentWriter(path, schema)
-                return segment
+        if self._all_segments:
+            self._all_segments[-1].check()
+        path = self._directory / f"{self._begun:04d}"
+        self._begun += 1
+        try:
+            segment = _SegmentWriter(path, schema)
+        except (FileExistsError, FileNotFoundError) as error:
+            # somebody has removed the directory, and perhaps another made one there
+            raise _removed(self._directory) from error
+        try:
+            self._check_not_replaced()
+        except BaseException:
+            segment.discard()
+            raise
+        self._segments[schema] = segment
+        self._all_segments.append(segment)
+        return segment
+
+    def _check_not_replaced(self) -> None:
+        """Raises if rows here are no longer part of the run.
+
+        It comes after the files are made. So either the new file about the run is seen
+        here, or whoever wrote it sees the files, and removes them.
+        """
+        first, started = _replacements(self._run)
+        # a run that replaces another says from which writer on; one that was made
+        # after somebody had deleted the other one does not
+        made_anew = not first and None not in (started, self._started)
+        if first > self.number or (made_anew and started != self._started):
+            raise _removed(self._directory)
 
     def _check(self, schema: Schema) -> None:
         """Refuses rows that could not be loaded together with those before."""
@@ -241,19 +348,38 @@ class Writer:
             for segment in self._segments.values():
                 segment.sync()
             # the names, too: of the segments, the writer, the run and the store
-            for directory in (self._directory, *self._directory.absolute().parents[:3]):
+            for directory in (self._directory, *self._directory.parents[:3]):
                 _sync_directory(directory)
+
+    def finish(self) -> None:
+        """Says how much was written, so that losses can be told; and waits for it."""
+        with self._lock:
+            for segment in self._segments.values():
+                segment.check()
+            if self._all_segments and not self._lost:
+                segments = [
+                    [int(segment.path.name), segment.count, segment.names]
+                    for segment in self._all_segments
+                ]
+                content = {"version": VERSION, "segments": segments}
+                # without it, all that was written is there
+                with contextlib.suppress(OSError, StoreError):
+                    write_json(self._directory.with_suffix(".json"), content)
+            self.sync()
 
     def close(self) -> None:
         with self._lock:
-            for segment in self._segments.values():
-                segment.close()
-            self._segments.clear()
-            self._plans.clear()
-            self._last_plan = None
+            self._close_segments()
             if not self._begun:  # else it was not empty, and may be another's by now
                 with contextlib.suppress(OSError):
                     self._directory.rmdir()
+
+    def _close_segments(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        self._plans.clear()
+        self._last_plan = None
 
 
 def _sync_directory(path: pathlib.Path) -> None:
@@ -267,13 +393,33 @@ def _sync_directory(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def _new_directory(parent: pathlib.Path, name: str) -> pathlib.Path:
-    number = 0
+def _claim_directory(run: pathlib.Path, lowest: int) -> tuple[int, pathlib.Path]:
+    """Makes a directory of a number that none has, nor had before a replacement."""
     while True:
-        path = parent / f"{name}-{number:04d}"
+        first, _ = _replacements(run)
+        numbers = [
+            int(match[1])
+            for name in os.listdir(run)
+            if (match := WRITER.fullmatch(name) or FINISHED.fullmatch(name))
+        ]
+        number = max([lowest - 1, first - 1, *numbers]) + 1
+        path = run / f"writer-{number:04d}"
         try:
             path.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return path
+        except FileExistsError:  # another writer was quicker
+            continue
+        # whoever replaces the run from now on removes the directory
+        if _replacements(run)[0] <= number:
+            return number, path
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def _replacements(run: pathlib.Path) -> tuple[int, Any]:
+    """The first writer that is part of a run, and when the run was made, if known."""
+    try:
+        about = read_json(run / RUN_FILE)
+    except (OSError, StoreError):
+        return 0, None
+    first = about.get("first_writer", 0)
+    return (first if type(first) is int else 0), about.get("started")

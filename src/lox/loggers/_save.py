@@ -7,7 +7,7 @@ from typing import Any
 
 from lox._errors import LoxValueError
 from lox._logdict import logdict
-from lox._saving import check_run, create_run
+from lox._saving import check_run, open_run
 from lox._store_writer import Writer
 
 from ._base import Logger, RunInfo
@@ -76,13 +76,13 @@ class SaveLogger(Logger):
 
     def open(self, run: RunInfo) -> Writer:
         path = self._path / run.name
-        return Writer(create_run(path, self._mode, run.key, run.config, REMEDY))
+        return open_run(path, self._mode, run.key, run.config, REMEDY)
 
     def write(self, run: Writer, logs: logdict) -> None:
         run.write(logs)
 
     def close(self, run: Writer) -> None:
         try:
-            run.sync()
+            run.finish()
         finally:
             run.close()

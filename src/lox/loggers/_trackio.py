@@ -7,11 +7,13 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from lox._logdict import logdict
 from lox._views import require
 
 from ._base import RunInfo
-from ._histogram import binned
+from ._histogram import Array, binned
 from ._picture import as_bytes
 from ._tables import free, python_numbers
 from ._tracker import Names, StepCounts, Table, Tracker, check_options
@@ -90,7 +92,7 @@ class TrackioLogger(Tracker):
                 for values in column
             ]
         for name, column in table.images.items():
-            columns[name] = [trackio.Image(as_bytes(pixels)) for pixels in column]
+            columns[name] = [trackio.Image(_in_colour(pixels)) for pixels in column]
         drawn_over = self.step_of(table)
         if not columns or drawn_over is None:
             return columns
@@ -101,3 +103,9 @@ class TrackioLogger(Tracker):
 
     def close(self, run: _TrackioRun) -> None:
         run.run.finish()
+
+
+def _in_colour(pixels: Array) -> Array:
+    """An image as trackio takes it, which leaves out those of one channel."""
+    found = as_bytes(pixels)
+    return np.repeat(found, 3, axis=2) if found.shape[2] == 1 else found

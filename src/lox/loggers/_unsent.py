@@ -6,7 +6,7 @@ from typing import Any
 
 from lox._errors import LoxError, StoreError
 from lox._logdict import logdict
-from lox._saving import create_run, run_name
+from lox._saving import open_run, run_name
 from lox._store_writer import Writer
 
 UNSENT = pathlib.Path(".lox") / "unsent"
@@ -32,7 +32,7 @@ class Unsent:
         while True:
             path = UNSENT / (f"{self._name}-{number}" if number else self._name)
             try:
-                return Writer(create_run(path, "x", self._words, self._config))
+                return open_run(path, "x", self._words, self._config)
             except StoreError:
                 if not path.exists():
                     raise
