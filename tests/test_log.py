@@ -288,3 +288,24 @@ def test_a_value_logged_outside_and_inside_a_vmap_is_refused():
 
     with pytest.raises(lox.ShapeError, match=r"shape \(\) at .*`vmap` of \(2,\) lanes"):
         lox.spool(f)(jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lox.log(loss=1.0), r'test_log.py:\d+ .*`lox.log\({"loss": loss}\)`'),
+        (lambda: lox.log(), r"`lox.log\({.loss.: loss}\)`"),
+        (lambda: lox.log("loss", 1.0), r'test_log.py:\d+ .*`lox.log\({"loss": ...}\)`'),
+        (lambda: lox.log({"a": 1}, 3), "go by their names.*step=i"),
+    ],
+)
+def test_values_without_a_dict_are_told_how_to_be_logged(call, message):
+    with pytest.raises(lox.LoxTypeError, match=message):
+        call()
+
+
+def test_an_eager_log_of_numbers_is_allowed_by_a_transfer_guard(capsys):
+    x = jnp.float32(0.5)
+    with jax.transfer_guard("disallow"):
+        lox.log({"x": x, "n": 1.5}, step=3)
+    assert capsys.readouterr().out == "{'x': 0.5, 'n': 1.5}\n"

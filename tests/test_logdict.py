@@ -417,3 +417,92 @@ def test_a_callback_gets_the_tags(options):
     for logs in seen:
         found |= logs.tags
     assert found == TAGS
+
+
+# --- what is not there -------------------------------------------------------
+
+
+def test_filter_takes_functions_of_a_key_and_its_value():
+    logs = lox.logdict({"a": 1.0, "b": 0.5}, {"step": {"a": 3, "b": 4}})
+    small = logs.filter(lambda key, value: value < 1)
+    assert small == {"b": 0.5} and small.step == {"b": 4}
+    assert logs.filter(lambda key: key == "a") == {"a": 1.0}
+    assert logs.filter(lambda key, value=None: value is None) == logs
+    assert logs.filter(lambda *names: len(names) == 1) == logs
+    assert logs.filter(str.isalpha) == logs
+
+    class Chosen:
+        def holds(self, key, value):
+            return key == "b" and value == 0.5
+
+    assert logs.filter(Chosen().holds) == {"b": 0.5}
+
+
+def test_a_missing_key_tells_which_keys_there_are():
+    logs = lox.logdict({"loss": 1.0, "acc": 0.5}, {"step": {"loss": 3}})
+    with pytest.raises(KeyError, match="no 'x'; they have 'loss', 'acc'") as caught:
+        logs["x"]
+    assert isinstance(caught.value, lox.LoxError)
+    with pytest.raises(lox.LoxKeyError, match=r"`logs.step`"):
+        logs["step"]
+    with pytest.raises(KeyError, match="nothing"):
+        lox.logdict()["x"]
+    many = lox.logdict({f"k{i}": i for i in range(100)})
+    with pytest.raises(KeyError, match="'k19', and 80 more"):
+        many["x"]
+    assert logs.get("x") is None and "x" not in logs and logs.pop("x", 7) == 7
+
+
+def test_a_missing_attribute_tells_what_a_logdict_can_do():
+    logs = lox.logdict({"loss": 1.0}, {"episode": {"loss": 3}})
+    with pytest.raises(AttributeError, match="'to_polars'.*episode.*to_pandas"):
+        logs.to_polars()
+    with pytest.raises(AttributeError, match=r"logs\['loss'\]"):
+        _ = logs.loss
+    assert not hasattr(logs, "__array__") and not hasattr(logs, "step")
+
+
+# --- export ------------------------------------------------------------------
+
+
+def exported(fun, *args):
+    first = jax.export.export(jax.jit(fun))(*args)
+    return jax.export.deserialize(first.serialize()).call(*args)
+
+
+def test_an_exported_program_gives_the_same_logs_after_serialization():
+    def f(x):
+        lox.log({"x": x, "tree": {"a": x, "b": (x, [x])}}, step=3, tags="metric")
+
+        def body(c, i):
+            jax.lax.cond(
+                c > 1, lambda: lox.log({"c": c}, episode=i) and None, lambda: None
+            )
+            return c + i, None
+
+        return jax.lax.scan(body, x, jnp.arange(3.0))[0]
+
+    x, xs = jnp.float32(1), jnp.array([0.0, 1.0])
+    for fun, arg in (
+        (lox.spool(f), x),
+        (lox.spool(f, reduce={"c": "mean"}), x),
+        (jax.vmap(lox.spool(f)), xs),
+        (lox.spool(jax.vmap(f)), xs),
+    ):
+        (_, logs), (_, wanted) = exported(fun, arg), jax.jit(fun)(arg)
+        assert type(logs) is lox.logdict
+        assert jax.tree.structure(logs) == jax.tree.structure(wanted)
+        assert logs == wanted and logs.tags == wanted.tags
+        assert logs.compact() == wanted.compact()
+
+
+def test_to_pandas_keeps_whole_numbers_where_others_are_missing():
+    large = 2**60 + 1
+    logs = lox.logdict(
+        {"a": np.array([large, 5]), "b": np.array([1.5])},
+        {"step": {"a": np.array([large, 1])}, "episode": {"b": np.array([7])}},
+        stacked=True,
+    )
+    table = logs.to_pandas()
+    assert table["a"].tolist()[:2] == [large, 5] and table["a"].isna()[2]
+    assert table["step"].tolist()[:2] == [large, 1] and table["b"][2] == 1.5

@@ -585,7 +585,6 @@ def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
         ),
         (lambda logger, s: logger.log({"x": 1.0}, s), r"`logger.log\(state, logs\)`"),
         (lambda logger, s: lox.loggers.MultiLogger([logger]), r"\(\*loggers\)"),
-        (lambda logger, s: lox.loggers.MultiLogger(), "takes one logger or more"),
     ],
 )
 def test_mistakes_are_explained(call, message):

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import lox
 import lox.loggers
+from lox._events import user_source
 
 
 class MemoryLogger(lox.loggers.Logger):
@@ -842,3 +843,48 @@ def test_a_queue_works_where_no_thread_can_be_started(monkeypatch):
     logger.log(state, {"x": 2.0})
     logger.finish(state)
     assert rows(next(iter(logger.runs.values()))) == [1, 2] and logger.closed
+
+
+def test_an_empty_multi_logger_does_nothing():
+    def f(x):
+        lox.log({"x": x})
+        return x + 1
+
+    logger = lox.loggers.MultiLogger()
+    state = logger.init(jax.random.key(0))
+    for call in (logger.tap, logger.spool):
+        assert call(f, state)(1.0) == 2.0
+        assert jax.jit(call(f, state))(1.0) == 2.0
+    logger.log(state, {"x": 1.0})
+    jax.effects_barrier()
+    logger.finish(state)
+
+
+# --- the line that a warning names -------------------------------------------
+
+
+def test_a_warning_from_a_callback_names_a_line_of_the_program():
+    def f(n):
+        def body(i):
+            lox.log({"i": i})
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    logger = lox.loggers.MultiLogger()
+    state = logger.init(jax.random.key(0))
+    with pytest.warns(lox.LoxWarning, match="3 rows of 'i' were dropped") as seen:
+        jax.jit(logger.spool(f, state, capacity=2))(5)
+        jax.effects_barrier()
+    assert {warning.filename for warning in seen} == {__file__}
+    assert all(warning.lineno > 1 for warning in seen)
+
+
+def test_a_line_is_named_on_a_thread_without_one():
+    found = []
+    # builtins have no frames
+    thread = threading.Thread(target=found.extend, args=(map(user_source, [()]),))
+    thread.start()
+    thread.join()
+    (source,) = found
+    assert source.file != "<unknown>" and source.line > 0

@@ -285,3 +285,22 @@ def test_as_a_decorator_with_options():
         logify.log(name, x)
 
     assert values(f(1.0, "a")[1]) == {"a": {"replace": 1.0}}
+
+
+def test_an_exported_program_gives_the_same_logs_after_serialization():
+    def f(x):
+        logify.log("x", x, reduction="mean")
+        logify.log("x", x + 1)
+        return x
+
+    x = jnp.float32(2)
+    first = jax.export.export(jax.jit(logify.logify(f)))(x)
+    _, logs = jax.export.deserialize(first.serialize()).call(x)
+    assert values(logs) == {"x": {"mean": 2.0, "replace": 3.0}}
+
+    def own(x):
+        logify.log("x", x, reduction=lox.Reduction(0.0, lambda a, b: a + b))
+        return x
+
+    with pytest.raises(lox.LoxTypeError, match="'x'.*cannot be exported"):
+        jax.export.export(jax.jit(logify.logify(own)))(x).serialize()

@@ -767,3 +767,68 @@ def test_a_primitive_that_cannot_give_values_back_says_so():
     with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'a'.*`reduce`.*nolog"):
         lox.spool(f)(jnp.ones(3))
     assert lox.nolog(f)(jnp.ones(3)) == 3
+
+
+# --- jet and pmap ------------------------------------------------------------
+
+
+def test_jet_of_a_function_that_logs_gives_the_events_of_the_function(capsys):
+    from jax.experimental import jet
+
+    def f(x):
+        lox.log({"x": x, "constant": 1.0}, step=2)
+        return jnp.sin(x)
+
+    def g(fun):
+        return lambda x: jet.jet(fun, (x,), ((1.0, 0.0),))
+
+    wanted = g(jnp.sin)(0.5)
+    assert jax.tree.all(jax.tree.map(np.allclose, g(f)(0.5), wanted))
+    assert capsys.readouterr().out == "{'x': 0.5, 'constant': 1.0}\n"
+    for fun in (f, jax.jit(f)):
+        out, logs = lox.spool(g(fun))(0.5)
+        assert jax.tree.all(jax.tree.map(np.allclose, out, wanted))
+        assert logs == {"x": 0.5, "constant": 1.0} and logs.step["x"] == 2
+    calls = []
+    jax.jit(g(lox.tap(f, calls.append)))(0.5)
+    jax.effects_barrier()
+    assert [float(call["x"]) for call in calls] == [0.5]
+    assert jax.tree.all(jax.tree.map(np.allclose, g(lox.nolog(f))(0.5), wanted))
+    assert capsys.readouterr().out == ""
+
+
+def test_pmap_logs_on_every_device():
+    def f(x):
+        lox.log({"x": x}, step=1)
+
+        def body(c, i):
+            lox.log({"c": c})
+            return c + i, None
+
+        return lax.scan(body, lax.pmean(x, "d"), jnp.arange(2.0))[0]
+
+    xs = jnp.array([1.0, 3.0])
+    pmapped = partial(jax.pmap, axis_name="d")
+    wanted = [3.0, 3.0]
+    for _ in range(2):  # the second call finds what the first one compiled
+        out, logs = lox.spool(pmapped(f))(xs)
+        assert out.tolist() == wanted and logs["x"].tolist() == [1.0, 3.0]
+        assert logs["c"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+        assert logs.step["x"].tolist() == [1, 1]
+        out, logs = pmapped(lox.spool(f))(xs)
+        assert out.tolist() == wanted
+        assert [lane["x"].item() for lane in logs.lanes()] == [1.0, 3.0]
+    _, logs = lox.spool(pmapped(f), reduce="sum")(xs)
+    assert logs["c"].tolist() == [4.0, 4.0]
+    for make in (
+        lambda f, c: lox.tap(pmapped(f), c),
+        lambda f, c: pmapped(lox.tap(f, c)),
+    ):
+        calls = []
+        assert make(f, calls.append)(xs).tolist() == wanted
+        jax.effects_barrier()
+        assert sorted(float(call["x"]) for call in calls if "x" in call) == [1.0, 3.0]
+        assert sum("c" in call for call in calls) == 4
+    assert lox.nolog(pmapped(f))(xs).tolist() == wanted
+    gradient = lox.spool(pmapped(jax.grad(lambda x: x * f(x))))(xs)[1]
+    assert gradient["x"].tolist() == [1.0, 3.0]

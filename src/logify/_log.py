@@ -5,7 +5,7 @@ from typing import Any
 import lox
 from lox._errors import LoxTypeError
 from lox._events import Event, user_source
-from lox._log import arrays_of
+from lox._log import arrays_of, numbers_of
 from lox._primitive import log_p
 from lox._reduce import check_one
 
@@ -50,6 +50,7 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         quiet=True,
         api=API,
         what=(name, reduction),
+        numbers=numbers_of([value]),
     )
     log_p.bind(*leaves, event=event)
 

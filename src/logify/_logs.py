@@ -1,10 +1,12 @@
 """What was logged, by name and reduction."""
 
+import json
 from typing import Any
 
 import jax
 
 import lox
+from lox import _compat
 from lox._errors import LoxTypeError, LoxValueError
 from lox._format import format_value
 
@@ -71,6 +73,23 @@ class Logs:
     @classmethod
     def tree_unflatten(cls, names: Names, children: tuple[lox.logdict]) -> "Logs":
         return cls(children[0], names)
+
+
+def _serialize_names(names: Names) -> bytes:
+    for _, name, reduction in names:
+        if not isinstance(reduction, str):
+            raise LoxTypeError(
+                f"logs of {name!r} have a `lox.Reduction`, a function that cannot be "
+                "exported. Export `logs.asdict()`, or use a reduction with a name."
+            )
+    return json.dumps(names).encode()
+
+
+def _deserialize_names(data: bytes) -> Names:
+    return tuple(tuple(name) for name in json.loads(data))
+
+
+_compat.register_export(Logs, "logify.Logs", _serialize_names, _deserialize_names)
 
 
 def _is_traced(logs: lox.logdict) -> bool:

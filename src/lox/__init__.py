@@ -9,9 +9,11 @@ from . import _hooks as _hooks
 from ._errors import (
     DtypeError as DtypeError,
     LoxError as LoxError,
+    LoxKeyError as LoxKeyError,
     LoxTypeError as LoxTypeError,
     LoxValueError as LoxValueError,
     LoxWarning as LoxWarning,
+    RangeError as RangeError,
     ShapeError as ShapeError,
     StepError as StepError,
     StoreError as StoreError,

@@ -648,6 +648,22 @@ def called_by_jax() -> bool:
 _JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
 
 
+def to_numpy(x: Any) -> Any:
+    """NumPy; by a named transfer where `jax.transfer_guard` forbids all others."""
+    try:
+        return np.asarray(x)
+    except jax.errors.JaxRuntimeError:
+        return np.asarray(jax.device_get(x))
+
+
+def to_array(x: Any) -> Any:
+    """The other way: a JAX array of what the host has."""
+    try:
+        return jax.numpy.asarray(x)
+    except jax.errors.JaxRuntimeError:
+        return jax.device_put(x)
+
+
 # Whether no transformation of JAX's is under way around a call. Every call asks, so it
 # is JAX's own function.
 at_top_level: Callable[[], bool] = _trace_state_clean
@@ -949,3 +965,37 @@ def trace_context() -> Any:
     from jax._src import config
 
     return config.trace_context()
+
+
+# --- export and jet ----------------------------------------------------------
+
+
+def register_export(
+    node: type,
+    name: str,
+    serialize: Callable[[Any], bytes],
+    deserialize: Callable[[bytes], Any],
+) -> None:
+    """Lets an exported program that returns such a pytree node be serialized."""
+    from jax import export
+
+    export.register_pytree_node_serialization(
+        node,
+        serialized_name=name,
+        serialize_auxdata=serialize,
+        deserialize_auxdata=deserialize,
+    )
+
+
+def register_jet(primitive: Primitive) -> None:
+    """Lets `jax.experimental.jet` pass a primitive without results."""
+    try:
+        from jax.experimental import jet
+    except ImportError:  # then there is nothing to pass through
+        return
+
+    def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
+        del series
+        return primitive.bind(*primals, **params), []
+
+    jet.jet_rules[primitive] = rule

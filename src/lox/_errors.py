@@ -8,9 +8,11 @@ from typing import Any
 __all__ = [
     "DtypeError",
     "LoxError",
+    "LoxKeyError",
     "LoxTypeError",
     "LoxValueError",
     "LoxWarning",
+    "RangeError",
     "ShapeError",
     "StepError",
     "StoreError",
@@ -21,6 +23,13 @@ __all__ = [
 
 class LoxError(Exception):
     """The base of every error that lox raises."""
+
+
+class LoxKeyError(LoxError, KeyError):
+    """Logs have no such key."""
+
+    # that of a `KeyError` is the repr of what was asked for
+    __str__ = Exception.__str__
 
 
 class LoxTypeError(LoxError, TypeError):
@@ -41,6 +50,10 @@ class DtypeError(LoxError, TypeError):
 
 class StepError(LoxError, ValueError):
     """One key was logged with different steps, or a step is no scalar."""
+
+
+class RangeError(LoxValueError, OverflowError):
+    """A number was logged that JAX has no dtype for."""
 
 
 class StoreError(LoxError, ValueError):

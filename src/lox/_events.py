@@ -2,8 +2,10 @@
 
 import dataclasses
 import fnmatch
+import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Protocol
@@ -35,10 +37,26 @@ def user_source(skip: Iterable[str] = _OURS) -> Source:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(skipped):
+        if not name.startswith(skipped) and name != threading.__file__:
             return Source(name, frame.f_lineno)
         frame = frame.f_back
-    return Source("<unknown>", 0)
+    return _without_frame()
+
+
+# the line of the event that a thread delivers, or has delivered last
+delivery = threading.local()
+
+
+def _without_frame() -> Source:
+    """The line to name where none of the user's is on the stack.
+
+    A callback may run on a thread of the runtime's, and an exit handler after all.
+    """
+    found: Source | None = getattr(delivery, "source", None)
+    if found is None:
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        found = Source(main or "sys", 1)  # the latter is what Python itself says
+    return found
 
 
 _JAX = jax.__path__[0]
@@ -97,6 +115,10 @@ class Event:
     what: Any = None
     # which of the events in a loop that JAX takes apart this is (see _hooks)
     site: int = 0
+    # the Python numbers that the leaves and then the steps are, None for those that
+    # only the running program knows; the rest is not known either. They decide what the
+    # numbers can be cast to, not which event this is.
+    numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
     def __repr__(self) -> str:  # as it shows in a jaxpr
         return f"{', '.join((*self.keys, *self.steps))} at {self.source}"
@@ -116,16 +138,24 @@ class Event:
         start += self.buffered
         return Operands(values, steps, mask, filled, list(operands[start:]))
 
+    def split_numbers(self) -> tuple[list[list[Any]], list[Any]]:
+        """The numbers of each key's leaves, and of the steps."""
+        rest = itertools.chain(self.numbers, itertools.repeat(None))
+        values = [[next(rest) for _ in range(tree.num_leaves)] for tree in self.trees]
+        return values, [next(rest) for _ in self.steps]
+
     def only(
         self, wanted: Callable[[str], bool], operands: Sequence[Any]
     ) -> tuple["Event", list[Any]]:
         """The event of the keys that are wanted, with their operands."""
         parts = self.split(operands)
         chosen = [i for i, key in enumerate(self.keys) if wanted(key)]
+        numbers, step_numbers = self.split_numbers()
         event = dataclasses.replace(
             self,
             keys=tuple(self.keys[i] for i in chosen),
             trees=tuple(self.trees[i] for i in chosen),
+            numbers=(*(one for i in chosen for one in numbers[i]), *step_numbers),
         )
         parts.values = [parts.values[i] for i in chosen]
         return event, parts.flat()

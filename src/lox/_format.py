@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from . import _compat
+
 # Longer arrays show their first and last few elements, as NumPy does.
 _MOST = 20
 _EDGE = 3
@@ -27,7 +29,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, Masked):
         if isinstance(value.array, jax.core.Tracer):
             return format_value(value.array)
-        return _format_array(value.array, np.asarray(value.mask))
+        return _format_array(value.array, _compat.to_numpy(value.mask))
     if isinstance(value, jax.core.Tracer):
         return jax.typeof(value).str_short()
     if isinstance(value, np.generic):  # the fast way for what a callback gets
@@ -48,11 +50,11 @@ class Masked:
 def _format_array(array: Any, mask: Any = None) -> str:
     if isinstance(array, jax.Array):
         if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-            data = np.asarray(jax.random.key_data(array))
+            data = _compat.to_numpy(jax.random.key_data(array))
             return f"{array.dtype}({_format_array(data, mask)})"
         if not array.is_fully_addressable:
             return jax.typeof(array).str_short()
-        array = np.asarray(array)
+        array = _compat.to_numpy(array)
     return _format_rows(array, _EDGE if array.size > _MOST else None, mask)
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from . import _compat
-from ._events import Event, Operands
+from ._events import Event, Operands, delivery
 from ._key import KeyInfo
 from ._logdict import logdict
 from ._settings import default_handler
@@ -93,6 +93,7 @@ class CallbackSink:
         It may run a million times, so all that can be done once is done here.
         """
         lock = self._lock
+        source = event.source
         if event.buffered:
             open_lanes = _buffer_opener(event, self.batched)
         elif event.lanes or event.masked:
@@ -107,6 +108,7 @@ class CallbackSink:
             # Calls may come from several threads; a user's callback sees one at a time.
             with lock:
                 if not self.failed:
+                    delivery.source = source  # which warnings name
                     try:
                         for logs in open_lanes(operands):
                             self.callback(logs)

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _compat, _reduce
 from ._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
+from ._numbers import lost_by
 from ._user_accumulator import fold_stacked
 
 
@@ -29,6 +30,11 @@ class KeyInfo(NamedTuple):
     tags: tuple[str, ...] = ()
     # of what comes as the program runs: whether its program may log several rows
     several: bool | None = None
+
+    @classmethod
+    def from_json(cls, parts: list[Any]) -> "KeyInfo":
+        stacked, lanes, ndims, tags, several = parts
+        return cls(stacked, lanes, tuple(ndims), tuple(tags), several)
 
     def time_axis(self, leaf: Any, own: int) -> int:
         """Where the time axis is, or would be put."""
@@ -242,7 +248,7 @@ class Key(NamedTuple):
                 "`compact` needs values, since its shapes depend on them; call it "
                 "outside `jax.jit`."
             )
-        mask = np.asarray(self.mask)
+        mask = _compat.to_numpy(self.mask)
         axis = self.info.time_axis(self.mask, 0)
         if not self.info.stacked:
             if not mask.any():
@@ -299,7 +305,7 @@ def sliced(name: str, key: Key, index: Any) -> Key | None:
             f"the rows of {name!r} happened at different times in different lanes, so "
             "that they have no common positions. Take `logs.lanes()` first."
         )
-    new = compact.arrays(lambda array, axis: array[(slice(None),) * axis + (index,)])
+    new = compact.arrays(lambda array, axis: _at(array, index, axis))
     if isinstance(index, slice):
         return new
     return new._replace(info=key.info._replace(stacked=False))
@@ -311,17 +317,24 @@ def _module(array: Any) -> Any:
 
 def _with_time(array: Any, axis: int) -> Any:
     if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
-        try:
-            array = np.asarray(array, jnp.result_type(array))
-        except OverflowError:  # which JAX would not
-            array = np.asarray(array)
+        kept = lost_by(array) is None  # or else JAX would not take it
+        array = np.asarray(array, jnp.result_type(array) if kept else None)
     return _module(array).expand_dims(array, axis)
 
 
 def _index(array: Any, i: int, axis: int) -> Any:
     if _compat.is_split(jax.typeof(array)) and isinstance(array, jax.Array):
         return _take(array, i, axis)  # JAX does not index axes that are split
-    return array[(slice(None),) * axis + (i,)]
+    return _at(array, i, axis)
+
+
+def _at(array: Any, index: Any, axis: int) -> Any:
+    try:
+        return array[(slice(None),) * axis + (index,)]
+    except jax.errors.JaxRuntimeError:  # of a `transfer_guard`: JAX transfers indices
+        length = array.shape[axis]
+        rows = np.arange(length)[index]
+        return _take(array, rows, axis)
 
 
 def _take(array: Any, indices: Any, axis: int) -> Any:
@@ -330,7 +343,9 @@ def _take(array: Any, indices: Any, axis: int) -> Any:
         return np.take(array, indices, axis=axis)
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return jnp.take(array, indices, axis=axis)
-    return jnp.asarray(np.asarray(array).take(indices, axis=axis))
+    # named as transfers, since a user may have forbidden all others
+    taken = _compat.to_numpy(array).take(indices, axis=axis)
+    return jax.device_put(taken)
 
 
 def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:

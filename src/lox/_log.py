@@ -5,18 +5,22 @@ from typing import Any, Never
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from . import _reduce
+from . import _compat, _reduce
 from ._arguments import is_array
-from ._errors import LoxTypeError, StepError, describe
+from ._errors import LoxTypeError, RangeError, StepError, describe
 from ._events import Event, Source, user_source
 from ._logdict import RESERVED, logdict, reserved_step
 from ._nnx import as_arrays
+from ._numbers import lost_by, number_of, rounds
 from ._primitive import log_p
+
+_NOTHING: Any = object()
 
 
 def log(
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] = _NOTHING,
     *others: Never,
     tags: str | Iterable[str] = (),
     reduce: Any = None,
@@ -51,6 +55,19 @@ def log(
         {'x': 3, 'y': 4}
     """
     source = user_source()
+    if data is _NOTHING:
+        first = next(iter(steps), "loss")
+        raise LoxTypeError(
+            f"`lox.log` at {source} got no values: keyword arguments are steps and "
+            "options. Values go by their names into a dict: "
+            f'`lox.log({{"{first}": {first}}})`.'
+        )
+    name: Any = data
+    if others and isinstance(name, str):
+        raise LoxTypeError(
+            f"`lox.log` at {source} got the name {name!r} and a value. Values go by "
+            f'their names into a dict: `lox.log({{"{name}": ...}})`.'
+        )
     if others:
         raise LoxTypeError(
             f"`lox.log` at {source} got {describe(others[0])} beside the values. Steps "
@@ -137,6 +154,7 @@ def _log_event(
         leaves += value_leaves
     numbers = [_step(name, value, at) for name, value in steps.items()]
     event = Event(
+        numbers=numbers_of([*data.values(), *steps.values()]),
         keys=tuple(keys),
         trees=tuple(trees),
         steps=tuple(steps),
@@ -149,7 +167,11 @@ def _log_event(
     )
     if keys:
         masks = [] if mask is None else [jnp.asarray(mask)]
-        log_p.bind(*leaves, *numbers, *masks, event=event)
+        operands = [*leaves, *numbers, *masks]
+        if any(isinstance(x, np.ndarray) for x in operands):
+            log_p.impl(*operands, event=event)  # `bind` would make it JAX's
+        else:
+            log_p.bind(*operands, event=event)
     rest = iter(leaves)
     values = [
         tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees
@@ -165,6 +187,14 @@ def _log_event(
         infos = logs._info.items()
         logs._info = {key: info._replace(tags=event.tags) for key, info in infos}
     return logs
+
+
+def numbers_of(given: Iterable[Any]) -> tuple[Any, ...]:
+    """The numbers that are known already, which is what they may be cast by."""
+    if _compat.at_top_level():
+        return ()  # nobody joins what goes to the host as it is
+    known = tuple(number_of(leaf) for one in given for leaf in jax.tree.leaves(one))
+    return () if all(number is None for number in known) else known
 
 
 def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
@@ -190,12 +220,44 @@ def _array(x: Any, key: str, call: str) -> Any:
             f"{call} got {describe(x)} for {key!r}; values are arrays, numbers or "
             "pytrees of these. A name that tells events apart can go into `tags`."
         )
+    return operand(x, key, call)
+
+
+def operand(x: Any, key: str, call: str) -> Any:
+    """A number or array as JAX's, or as it is if it stays on the host."""
+    if _stays_on_host(x):
+        return np.array(x)
+    lost = lost_by(x)
+    if lost is not None:
+        raise RangeError(f"{call} got {_too_large(lost, repr(key))}")
     try:
-        return jnp.asarray(x)
+        return _compat.to_array(x)
     except TypeError as error:
         raise LoxTypeError(
             f"{call} cannot make an array of {key!r}: {error}"
         ) from error
+
+
+def _stays_on_host(x: Any) -> bool:
+    """Whether a number never leaves the host, and JAX would change it."""
+    if not _compat.at_top_level():
+        return False
+    if isinstance(x, np.generic | np.ndarray):
+        return rounds(x)
+    return lost_by(x) is not None and np.asarray(x).dtype != object
+
+
+def _too_large(number: Any, name: str) -> str:
+    whole = isinstance(number, int)
+    dtype = jax.dtypes.canonicalize_dtype(np.int64 if whole else np.float64)
+    if isinstance(number, complex):
+        dtype = jax.dtypes.canonicalize_dtype(np.complex128)
+    other = "convert it to a float, " if whole else ""
+    return (
+        f"{number} for {name}, which {dtype} does not hold, the widest type of its "
+        "kind that JAX has here. Log it in a larger unit (thousands, say), "
+        f"{other}or set `jax_enable_x64`."
+    )
 
 
 def _step(name: str, value: Any, at: str) -> Any:
@@ -208,7 +270,12 @@ def _step(name: str, value: Any, at: str) -> Any:
             f"{describe(value)}{shape}. Log {name!r} as a value, or pass one number "
             "of it."
         )
-    number = jnp.asarray(value)
+    if _stays_on_host(value):
+        return np.array(value)
+    lost = lost_by(value)
+    if lost is not None:
+        raise StepError(f"`lox.log`{at} got {_too_large(lost, f'the step {name!r}')}")
+    number = _compat.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
         raise StepError(f"`lox.log`{at}: the step {name!r} must be a number.")
     return number

@@ -1,6 +1,8 @@
 """`logdict`: what was logged, as a dict that knows its steps and its time axis."""
 
 import functools
+import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -8,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _reduce, _views
-from ._errors import LoxTypeError, LoxValueError, LoxWarning, StepError
+from . import _compat, _reduce, _views
+from ._errors import LoxKeyError, LoxTypeError, LoxValueError, LoxWarning, StepError
 from ._events import matches, user_line
 from ._format import Masked, format_value
 from ._key import Key, KeyInfo, equal, info_of, sliced
@@ -190,8 +192,23 @@ class logdict(dict[str, Any]):
         steps = object.__getattribute__(self, "_steps")
         if name in steps:
             return {key: value for key, value in steps[name].items() if key in self}
+        if name.startswith("__"):  # asked for by others, to find out what this is
+            raise AttributeError(name)
         known = f"it has the steps {', '.join(steps)}" if steps else "it has no steps"
-        raise AttributeError(f"this `logdict` has no step {name!r}; {known}.")
+        if name in self:
+            hint = f" The values are items: `logs[{name!r}]`."
+        else:
+            hint = f" What it can do: {', '.join(_PUBLIC)}."
+        raise AttributeError(
+            f"this `logdict` has no attribute and no step {name!r}; {known}.{hint}"
+        )
+
+    def __missing__(self, key: Any) -> Any:
+        names = ", ".join(map(repr, list(self)[:_MOST_NAMED])) or "nothing"
+        if len(self) > _MOST_NAMED:
+            names += f", and {len(self) - _MOST_NAMED} more"
+        hint = f" Steps are attributes: `logs.{key}`." if key in self._steps else ""
+        raise LoxKeyError(f"these logs have no {key!r}; they have {names}.{hint}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._steps]
@@ -299,16 +316,31 @@ class logdict(dict[str, Any]):
         self._info, self._dropped = joined._info, joined._dropped
         return self
 
-    def filter(self, pred: Callable[[str], bool] | str | Iterable[str]) -> "logdict":
+    def filter(
+        self,
+        pred: Callable[[str], Any] | Callable[[str, Any], Any] | str | Iterable[str],
+    ) -> "logdict":
         """The keys that `pred` holds for, or that match a name or pattern.
+
+        Args:
+            pred: a name or pattern or several; or a function of the key, or of the key
+                and its value.
 
         Example:
             >>> logs = lox.logdict({"train/loss": 1.0, "train/acc": 0.5, "lr": 0.1})
             >>> logs.filter("train/*")
             {'train/loss': 1.0, 'train/acc': 0.5}
+            >>> logs.filter(lambda key, value: value < 1)
+            {'train/acc': 0.5, 'lr': 0.1}
         """
         if callable(pred):
-            chosen = [key for key in self if pred(key)]
+            holds: Callable[..., Any] = pred
+            with_value = _takes_two(pred)
+            chosen = [
+                key
+                for key in self
+                if (holds(key, self[key]) if with_value else holds(key))
+            ]
         else:
             patterns = [pred] if isinstance(pred, str) else list(pred)
             chosen = [key for key in self if any(matches(key, p) for p in patterns)]
@@ -401,7 +433,7 @@ class logdict(dict[str, Any]):
         return logs
 
     def _warn_of_dropped(self) -> None:
-        lost = {key: np.asarray(number) for key, number in self.dropped.items()}
+        lost = {key: _compat.to_numpy(number) for key, number in self.dropped.items()}
         for key, number in lost.items():
             if not number.any():
                 continue
@@ -481,8 +513,20 @@ def _to_host(x: Any) -> Any:
     """NumPy, if it can be: indexing rows of it is a hundred times faster."""
     is_plain = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     if is_plain and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return np.asarray(x)
+        return _compat.to_numpy(x)
     return x
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function needs two arguments; with a default, one is enough."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind("key")
+    except ValueError:  # a builtin that does not tell
+        return False
+    except TypeError:
+        return True
+    return False
 
 
 def _less(of: dict[str, Any], key: str) -> dict[str, Any]:
@@ -571,7 +615,34 @@ jax.tree_util.register_pytree_with_keys(
     logdict, _flatten_with_keys, _unflatten, _flatten
 )
 
+
+# a program that returns logs can be exported; as JSON, which can do no harm
+def _serialize_layout(layout: tuple[Any, ...]) -> bytes:
+    return json.dumps(layout).encode()
+
+
+def _deserialize_layout(data: bytes) -> _Layout:
+    keys, steps, masks, infos, dropped = json.loads(data)
+    return _Layout(
+        (
+            tuple(keys),
+            tuple((name, tuple(of)) for name, of in steps),
+            tuple(masks),
+            tuple(map(KeyInfo.from_json, infos)),
+            tuple(dropped),
+        )
+    )
+
+
+_compat.register_export(logdict, "lox.logdict", _serialize_layout, _deserialize_layout)
+
 RESERVED = frozenset(dir(logdict)) | {"explicit"}
+# what a logdict has beside what every dict has
+_PUBLIC = sorted(
+    name for name in set(dir(logdict)) - set(dir(dict)) if not name.startswith("_")
+)
+# a message names so many keys
+_MOST_NAMED = 20
 
 
 def reserved_step(name: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from . import _compat
 from ._errors import LoxWarning
@@ -76,7 +75,7 @@ def to_host(x: Any) -> Any:
     """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
     if is_key(x):
         x = jax.random.key_data(x)
-    return np.asarray(x)
+    return _compat.to_numpy(x)
 
 
 def is_key(x: Any) -> bool:
@@ -140,3 +139,4 @@ def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
 
 _compat.ad.primitive_jvps[log_p] = _jvp
 _compat.ad.primitive_transposes[log_p] = _transpose
+_compat.register_jet(log_p)

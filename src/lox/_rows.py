@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from . import _compat
-from ._errors import DtypeError, LoxValueError, ShapeError, StepError
+from ._agreement import agree, cast, check_adopts, check_steps, merged_lines
 from ._events import Event, Operands, Source
-from ._key import KeyInfo, all_tags
+from ._key import KeyInfo
 from ._logdict import logdict
+from ._numbers import Literal, Literals
 
 
 @jax.tree_util.register_dataclass
@@ -32,12 +33,15 @@ class Rows:
         tree: the structure of its value.
         stacked: whether there is a time axis, or one row without it.
         lanes: the number of lane axes.
-        weak: which leaves are Python numbers, that adopt other dtypes.
-        source: the line that logged it first.
+        weak: for each leaf, the Python numbers that it is, which adopt other dtypes;
+            none, if it is strongly typed.
+        weak_steps: the same for each step; NumPy numbers count as well.
+        lines: the lines that logged it, in their order.
         reduce: the reduction that it gets.
         unbounded: whether there may be more rows than these, which are only types.
         devices: whether some lanes are devices of a mesh.
         tags: those of all lines that logged it.
+        flattened: whether some rows are lanes of a `vmap`, one after the other.
     """
 
     leaves: tuple[Any, ...]
@@ -46,12 +50,19 @@ class Rows:
     tree: Any = dataclasses.field(metadata={"static": True})
     stacked: bool = dataclasses.field(metadata={"static": True})
     lanes: int = dataclasses.field(metadata={"static": True})
-    weak: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
-    source: Source = dataclasses.field(metadata={"static": True})
+    weak: tuple[Literals, ...] = dataclasses.field(metadata={"static": True})
+    weak_steps: tuple[Literals, ...] = dataclasses.field(metadata={"static": True})
+    lines: tuple[Source, ...] = dataclasses.field(metadata={"static": True})
     reduce: Any = dataclasses.field(metadata={"static": True}, default=None)
     unbounded: bool = dataclasses.field(metadata={"static": True}, default=False)
     devices: bool = dataclasses.field(metadata={"static": True}, default=False)
     tags: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
+    flattened: bool = dataclasses.field(metadata={"static": True}, default=False)
+
+    @property
+    def source(self) -> Source:
+        """The line that logged it first."""
+        return self.lines[0]
 
     def arrays(self, change: Callable[[Any], Any]) -> "Rows":
         return dataclasses.replace(
@@ -110,6 +121,14 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
     """The rows of a single event."""
     parts = event.split([jnp.asarray(x) for x in operands])
     steps = _ordered(zip(event.steps, parts.steps, strict=True))
+    numbers, step_numbers = event.split_numbers()
+    pairs = zip(parts.steps, step_numbers, strict=True)
+    weak_steps = tuple(
+        _literals(x, number, event.source)
+        if number is None
+        else (Literal.of(number, event.source),)
+        for x, number in pairs
+    )
     return Record(
         (
             key,
@@ -120,14 +139,25 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 tree=tree,
                 stacked=False,
                 lanes=event.lanes,
-                weak=tuple(jax.typeof(leaf).weak_type for leaf in leaves),
-                source=event.source,
+                weak=tuple(
+                    _literals(leaf, number, event.source)
+                    for leaf, number in zip(leaves, known, strict=True)
+                ),
+                weak_steps=weak_steps,
+                lines=(event.source,),
                 reduce=reductions(key, event.reduce),
                 tags=event.tags,
             ),
         )
-        for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True)
+        for key, tree, leaves, known in zip(
+            event.keys, event.trees, parts.values, numbers, strict=True
+        )
     )
+
+
+def _literals(x: Any, number: Any, source: Source) -> Literals:
+    weak = jax.typeof(x).weak_type
+    return (Literal.of(number, source),) if weak else ()
 
 
 def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
@@ -140,6 +170,7 @@ def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
         lanes=first.lanes,
         masked=first.mask is not None,
         anchors=0,
+        numbers=(),
     )
     values = [list(rows.leaves) for rows in record.values()]
     operands = Operands(values, list(first.steps.values()), first.mask, None, [])
@@ -158,17 +189,28 @@ def _ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, A
     return collections.OrderedDict(pairs)
 
 
-def outline(record: Record) -> Any:
-    """All of a record but its values and its lines, to tell whether two are alike."""
+def outline(record: Record, numbers: bool = True) -> Any:
+    """All of a record but its values and its lines, to tell whether two are alike.
+
+    Args:
+        record: the rows.
+        numbers: whether Python numbers must be the same, and not only weakly typed.
+    """
+
+    def adopting(literals: Literals) -> Any:
+        return [one[:2] for one in literals] if numbers else bool(literals)
+
     return [
         (
             key,
             rows.tree,
             rows.stacked,
             rows.lanes,
-            rows.weak,
+            list(map(adopting, rows.weak)),
+            list(map(adopting, rows.weak_steps)) if numbers else None,
             rows.reduce,
             rows.unbounded,
+            rows.flattened,
             list(rows.steps),
             rows.mask is None,
             [
@@ -197,11 +239,9 @@ def join(records: Sequence[Record]) -> Record:
 
 
 def _concatenate(key: str, parts: list[Rows]) -> Rows:
-    parts = _agree(key, parts)
+    parts = [part.with_time() for part in agree(key, parts)]
     if any(part.mask is not None for part in parts):
         parts = [part.with_mask() for part in parts]
-    parts = _agree_lanes(key, parts)
-    parts = [part.with_time() for part in parts]
 
     def concatenate(*arrays: Any) -> Any:
         return jnp.concatenate(arrays)
@@ -220,6 +260,7 @@ def _concatenate(key: str, parts: list[Rows]) -> Rows:
         mask=None
         if first.mask is None
         else concatenate(*(part.mask for part in parts)),
+        flattened=any(part.flattened for part in parts),
     )
 
 
@@ -242,10 +283,7 @@ def unify(branches: Sequence[Record]) -> list[Record]:
 
 
 def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
-    present = _agree(key, [rows for rows in branches if rows is not None])
-    sizes = {rows.lane_sizes() for rows in present}
-    if len(sizes) > 1:
-        _raise_lanes(key, present)
+    present = agree(key, [rows for rows in branches if rows is not None])
     rest = iter(present)
     filled = [None if rows is None else next(rest) for rows in branches]
     lengths = {rows.length for rows in present}
@@ -267,10 +305,12 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
     alike = [
         dataclasses.replace(
             rows,
-            source=first.source,
+            lines=first.lines,
             weak=first.weak,
+            weak_steps=first.weak_steps,
             reduce=first.reduce,
             tags=first.tags,
+            flattened=any(rows.flattened for rows in present),
         )
         for rows in alike
     ]
@@ -282,6 +322,32 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
     return [
         tree.unflatten(map(_compat.vary_like, leaves, varying)) for leaves, tree in flat
     ]
+
+
+def of_any(record: Record, branches: Sequence[Record]) -> Record:
+    """What branches that log alike give, of whichever it is: the lines of all."""
+    return Record(
+        (key, dataclasses.replace(rows, **merged_lines([b[key] for b in branches])))
+        for key, rows in record.items()
+    )
+
+
+def as_types(key: str, rows: Rows, types: Rows) -> Rows:
+    """The same rows, of the dtypes that all rows of their key have in common."""
+    pairs = list(zip(rows.leaves, types.leaves, strict=True))
+    for (leaf, kind), literals in zip(pairs, rows.weak, strict=True):
+        if leaf.dtype != kind.dtype:
+            known = literals or (Literal.of(None, rows.source),)
+            check_adopts(key, leaf.dtype, known, kind.dtype, types.source)
+    check_steps(key, rows, types)
+    return dataclasses.replace(
+        rows,
+        leaves=tuple(cast(leaf, kind.dtype) for leaf, kind in pairs),
+        steps=_ordered(
+            (name, cast(step, types.steps[name].dtype))
+            for name, step in rows.steps.items()
+        ),
+    )
 
 
 def _pad(rows: Rows, time: bool, length: int) -> Rows:
@@ -307,168 +373,6 @@ def _blank(model: Rows, length: int) -> Rows:
 def _zeros(like: Any, length: int) -> Any:
     aval = jax.typeof(like)
     return _compat.zeros_of_aval(aval.update(shape=(length, *aval.shape[1:])))
-
-
-# --- what the rows of one key must have in common ----------------------------
-
-
-def _agree(key: str, parts: list[Rows]) -> list[Rows]:
-    """Checks trees, steps, shapes and dtypes; casts Python numbers to their peers."""
-    first = parts[0]
-    for other in parts[1:]:
-        if other.tree != first.tree:
-            raise ShapeError(
-                f"{key!r} is logged with the structure {first.tree} at {first.source} "
-                f"and with {other.tree} at {other.source}. Give one of them another "
-                "name or a `prefix`."
-            )
-        if other.steps.keys() != first.steps.keys():
-            raise StepError(
-                f"{key!r} is logged with {_steps(first)} at {first.source} and with "
-                f"{_steps(other)} at {other.source}. Give every `lox.log` of "
-                f"{key!r} the same steps, or one of them another name."
-            )
-        if other.own_shapes() != first.own_shapes() or other.lanes != first.lanes:
-            raise ShapeError(
-                f"{key!r} is logged with the shape {_shape(first)} at {first.source} "
-                f"and with {_shape(other)} at {other.source}. Rows of one key need one "
-                "shape: give one of them another name or a `prefix`."
-            )
-    _agree_reductions(key, parts)
-    leaves = [_agree_dtypes(key, parts, i) for i in range(len(first.leaves))]
-    reduce = next((part.reduce for part in parts if part.reduce), None)
-    unbounded = any(part.unbounded for part in parts)
-    weak = tuple(all(part.weak[i] for part in parts) for i in range(len(first.leaves)))
-    tags = all_tags(part.tags for part in parts)
-    return [
-        dataclasses.replace(
-            part,
-            leaves=tuple(column[j] for column in leaves),
-            steps=_agree_steps(part, parts),
-            weak=weak,
-            reduce=reduce,
-            unbounded=unbounded,
-            tags=tags,
-        )
-        for j, part in enumerate(parts)
-    ]
-
-
-def _agree_reductions(key: str, parts: list[Rows]) -> None:
-    first, *others = [part for part in parts if part.reduce is not None] or parts[:1]
-    for other in others:
-        if other.reduce != first.reduce:
-            raise LoxValueError(
-                f"{key!r} is logged with `reduce={first.reduce!r}` at {first.source} "
-                f"and with `reduce={other.reduce!r}` at {other.source}. Give both the "
-                "same reduction, or one of them another name; one given to the "
-                "transformation wins over both."
-            )
-
-
-def _agree_dtypes(key: str, parts: list[Rows], i: int) -> list[Any]:
-    arrays = [part.leaves[i] for part in parts]
-    strong: Rows | None = None
-    for part in parts:
-        if part.weak[i]:
-            continue
-        if strong is None:
-            strong = part
-        elif part.leaves[i].dtype != strong.leaves[i].dtype:
-            _raise_dtypes(key, strong, part, i)
-    if strong is None:
-        dtype = jnp.result_type(*(array.dtype for array in arrays))
-    else:
-        dtype = strong.leaves[i].dtype
-        for part in parts:
-            if part.weak[i] and not _adopts(part.leaves[i].dtype, dtype):
-                _raise_dtypes(key, strong, part, i)
-    return [
-        array if array.dtype == dtype else jax.lax.convert_element_type(array, dtype)
-        for array in arrays
-    ]
-
-
-def _adopts(weak: Any, strong: Any) -> bool:
-    """Whether a Python number of dtype `weak` takes on `strong`, as JAX promotes."""
-    if weak == strong:
-        return True
-    if jnp.issubdtype(strong, jax.dtypes.extended):
-        return False
-    number: complex = 0 if jnp.issubdtype(weak, jnp.integer) else 0.0
-    if jnp.issubdtype(weak, jnp.complexfloating):
-        number = 0j
-    return jnp.result_type(number, jnp.zeros((), strong)) == strong
-
-
-def _agree_steps(part: Rows, parts: list[Rows]) -> collections.OrderedDict[str, Any]:
-    steps = _ordered(())
-    for name in parts[0].steps:
-        step = part.steps[name]
-        dtype = jnp.result_type(*(other.steps[name].dtype for other in parts))
-        steps[name] = (
-            step if step.dtype == dtype else jax.lax.convert_element_type(step, dtype)
-        )
-    return steps
-
-
-def _agree_lanes(key: str, parts: list[Rows]) -> list[Rows]:
-    """Joins rows of lane axes that differ in length along time, if they may be.
-
-    `lax.map(batch_size=…)` makes them when its batches do not divide its input: a loop
-    over whole batches, and then the shorter rest.
-    """
-    sizes = [part.lane_sizes() for part in parts]
-    if len(set(sizes)) == 1:
-        return parts
-    first, last = sizes[0], sizes[-1]
-    is_rest = (
-        len(parts) == 2
-        and parts[0].lanes == 1
-        and parts[0].source == parts[1].source
-        and parts[0].stacked
-        and not parts[1].stacked
-        and last < first
-    )
-    if not is_rest:
-        _raise_lanes(key, parts)
-
-    def flatten(x: Any) -> Any:
-        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-    return [
-        dataclasses.replace(part.with_time().arrays(flatten), lanes=0) for part in parts
-    ]
-
-
-def _raise_lanes(key: str, parts: Sequence[Rows]) -> None:
-    first = parts[0]
-    other = next(p for p in parts if p.lane_sizes() != first.lane_sizes())
-    raise ShapeError(
-        f"{key!r} is logged under a `vmap` of {first.lane_sizes()} lanes at "
-        f"{first.source} and of {other.lane_sizes()} lanes at {other.source}. Give one "
-        "of them another name or a `prefix`."
-    )
-
-
-def _raise_dtypes(key: str, first: Rows, other: Rows, i: int) -> None:
-    raise DtypeError(
-        f"{key!r} is logged as {first.leaves[i].dtype} at {first.source} and as "
-        f"{other.leaves[i].dtype} at {other.source}. Logged values are never cast "
-        "silently: convert one of them (`x.astype(...)`) or give it another name."
-    )
-
-
-def _steps(rows: Rows) -> str:
-    names = ", ".join(map(repr, rows.steps))
-    return f"the steps {names}" if names else "no steps"
-
-
-def _shape(rows: Rows) -> str:
-    shapes = rows.own_shapes()
-    text = str(shapes[0] if len(shapes) == 1 else shapes)
-    lanes = rows.lane_sizes()
-    return f"{text} under a `vmap` of {lanes} lanes" if lanes else text
 
 
 # --- to the user -------------------------------------------------------------

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from . import _compat
 from ._errors import UnboundedLoopError, UnsupportedPrimitiveError
-from ._rows import Record, Rows, join, outline, unify
+from ._rows import Record, Rows, join, of_any, outline, unify
 from ._walk import State, Walk, rule
 
 Result = tuple[list[Any], Record, State]
@@ -198,7 +198,8 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     branches = eqn.params["branches"]
     traced = [walk.rebuilt(branch, state) for branch in branches]
     records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
-    if not _alike(records):
+    alike = _alike(records)
+    if not alike:
         traced = [
             walk.rebuilt(
                 branch, state, _padded(walk, branch, i, records), key=(i, branches)
@@ -211,7 +212,8 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         [index, *jax.tree.leaves(state), *operands],
         branches=tuple(new for new, _ in traced),
     )
-    return traced[0][1].unflatten(outs)
+    outs, record, state = traced[0][1].unflatten(outs)
+    return outs, of_any(record, records) if alike else record, state
 
 
 def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
@@ -233,7 +235,7 @@ def _stand_in(rows: Rows) -> Rows:
 
 def _alike(records: Sequence[Record]) -> bool:
     """Whether branches give the very same outputs, so that nothing needs a mask."""
-    first, *others = map(outline, records)
+    first, *others = (outline(record, numbers=False) for record in records)
     return all(other == first for other in others)
 
 

@@ -19,6 +19,7 @@ from . import _compat
 from ._errors import LoxTypeError, LoxValueError, LoxWarning, StoreError
 from ._events import Event, user_line, user_source
 from ._host import CallbackSink
+from ._log import operand
 from ._logdict import logdict
 from ._primitive import log_p
 from ._store import (
@@ -335,7 +336,9 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         sink=_SaveSink(pathlib.Path(path), mode),
         ordered=not _compat.partly_manual(),
     )
-    log_p.bind(*map(jax.numpy.asarray, leaves), event=event)
+    call = f"`lox.save` at {event.source}"
+    operands = [operand(leaf, "a value", call) for leaf in leaves]
+    log_p.bind(*operands, event=event)
 
 
 class _SaveSink(CallbackSink):

@@ -1,7 +1,7 @@
 """`lox.spool`: the logs beside the result."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from . import _reduce
 from ._arguments import Static
@@ -9,7 +9,13 @@ from ._collect import Options, collect
 from ._events import Selection
 from ._logdict import logdict
 from ._rows import to_logdict
-from ._take import check_number, check_prefix, is_outermost, warn_unmatched
+from ._take import (
+    check_number,
+    check_options,
+    check_prefix,
+    is_outermost,
+    warn_unmatched,
+)
 from ._transform import (
     INSIDE,
     OUTERMOST,
@@ -73,6 +79,7 @@ def spool(
     capacity: int | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    **others: Never,
 ) -> Any:
     """Makes `fun` return its logs beside its result.
 
@@ -115,6 +122,8 @@ def spool(
         >>> lox.spool(g)(jnp.arange(3))[1]
         {'x': [0.0, 1.0, 2.0]}
     """
+    if others:
+        check_options("lox.spool", others, spool)
     if fun is None:
         return lambda fun: spool(
             fun,

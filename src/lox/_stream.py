@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from . import _compat
 from ._accumulators import Accumulator, accumulator
 from ._events import Source
-from ._rows import Rows
+from ._rows import Rows, as_types
 
 State = dict[str, Any]
 
@@ -63,6 +63,7 @@ class Stream:
         self._emits = emits
         self._then = then
         self.lanes = first.lanes
+        self.devices = first.devices
         # Lanes that may have different numbers of events have all of this apart.
         self.apart = bool(first.lanes) and (not known or first.devices)
         self.rows = {key: _one_row(one) for key, one in rows.items()}
@@ -164,22 +165,12 @@ class Stream:
             The new state, and whether the rows in it are complete; with lanes apart, by
             lane.
         """
-        rows = {key: self._as_expected(record[key], key) for key in self.rows}
+        rows = {key: as_types(key, record[key], self.rows[key]) for key in self.rows}
         first = next(iter(rows.values()))
         values = {key: one.leaves for key, one in rows.items()}
         fold = self._mapped(self._fold, first.lanes)
         new, due = fold(state, values, dict(first.steps), first.mask)
         return jax.tree.map(_like, new, state), due
-
-    def _as_expected(self, rows: Rows, key: str) -> Rows:
-        kinds, steps = self.rows[key].leaves, self.rows[key].steps
-        return dataclasses.replace(
-            rows,
-            leaves=tuple(map(_cast, rows.leaves, kinds)),
-            steps=collections.OrderedDict(
-                (name, _cast(step, steps[name])) for name, step in rows.steps.items()
-            ),
-        )
 
     def _mapped(self, fun: Callable[..., Any], lanes: int) -> Callable[..., Any]:
         for _ in range(lanes if self.apart else 0):
@@ -408,11 +399,6 @@ def _one_row(rows: Rows) -> Rows:
 
 def _buffer(kind: Any, size: int) -> Any:
     return _compat.zeros_of_aval(_compat.rows_type(kind, size))
-
-
-def _cast(x: Any, kind: Any) -> Any:
-    x = jnp.asarray(x)
-    return x if x.dtype == kind.dtype else jax.lax.convert_element_type(x, kind.dtype)
 
 
 def _like(new: Any, old: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Selection
@@ -91,12 +92,15 @@ class Streams:
             stream = self._streams[name]
             rows = Record((key, record[key]) for key in stream.rows)
 
+            def fold(one: State, row: Record, stream: Stream = stream) -> State:
+                return stream.fold(one, row)[0]
+
             def body(one: State, row: Record, stream: Stream = stream) -> Any:
                 row = Record(
                     (key, dataclasses.replace(rows, stacked=False))
                     for key, rows in row.items()
                 )
-                return stream.fold(one, row)[0], None
+                return _each(stream, fold, one, row), None
 
             if next(iter(rows.values())).stacked:
                 new, _ = jax.lax.scan(body, state[name], rows)
@@ -136,19 +140,27 @@ class Streams:
 
 
 def _each(stream: Stream, step: Any, state: State, rows: Record) -> State:
-    lanes = next(iter(rows.values())).lanes
-    if lanes <= stream.lanes:
+    """Takes an event, which has more lanes than its stream if those join along time."""
+    first = next(iter(rows.values()))
+    # on a device of a mesh, the axis of the devices is not there
+    lanes = stream.lanes - stream.devices
+    more = first.lanes - lanes
+    if more <= 0:
         return step(state, rows)
 
-    # the batches of `lax.map(batch_size=…)`, which are joined along time
-    def body(state: State, row: Record) -> tuple[State, None]:
-        inner = Record(
-            (key, dataclasses.replace(one, lanes=one.lanes - 1))
-            for key, one in row.items()
-        )
-        return step(state, inner), None
+    def lanes_first(x: Any) -> Any:
+        moved = jnp.moveaxis(x, range(lanes, first.lanes), range(more))
+        count = math.prod(moved.shape[:more])
+        return moved.reshape(count, *moved.shape[more:])
 
-    return jax.lax.scan(body, state, rows)[0]
+    def body(state: State, row: Record) -> tuple[State, None]:
+        return step(state, row), None
+
+    by_lane = Record(
+        (key, dataclasses.replace(one.arrays(lanes_first), lanes=lanes))
+        for key, one in rows.items()
+    )
+    return jax.lax.scan(body, state, by_lane)[0]
 
 
 def groups(

@@ -1,8 +1,9 @@
 """What every transformation does alike with the events it may take."""
 
 import dataclasses
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import _compat, _reduce
@@ -87,6 +88,31 @@ def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) 
         LoxWarning,
         *user_line(),
     )
+
+
+_OPTIONS_OF_OTHERS = {
+    ("lox.spool", "buffer"): "`capacity=` is how many rows `lox.spool` keeps of a loop "
+    "without a static length; `buffer=` is an option of `lox.tap`",
+    ("lox.spool", "callback"): "`lox.tap` delivers to a callback",
+    (
+        "lox.spool",
+        "ordered",
+    ): "it is an option of `lox.tap`; spooled rows have an order",
+    ("lox.spool", "batched"): "it is an option of `lox.tap`",
+    ("lox.tap", "capacity"): "a callback gets every row; `buffer=` is how many it gets "
+    "at a time",
+}
+
+
+def check_options(name: str, others: Mapping[str, Any], transformation: Any) -> None:
+    """Raises if there are options that a transformation does not have."""
+    for option in others:
+        hint = _OPTIONS_OF_OTHERS.get((name, option))
+        if hint is None:
+            parameters = inspect.signature(transformation).parameters
+            known = [f"`{one}`" for one in parameters if one not in ("fun", "others")]
+            hint = f"there are {', '.join(known)}"
+        raise LoxTypeError(f"`{name}` has no option `{option}`: {hint}.")
 
 
 _MEANING = {

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from ._arguments import Static
 from ._deliver import Options, deliver, finished
@@ -10,7 +10,7 @@ from ._errors import LoxTypeError
 from ._host import CallbackSink
 from ._logdict import logdict
 from ._settings import default_handler
-from ._take import is_outermost, warn_unmatched
+from ._take import check_options, is_outermost, warn_unmatched
 from ._transform import (
     INSIDE,
     OUTERMOST,
@@ -118,6 +118,7 @@ def tap(
     batched: bool = False,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    **others: Never,
 ) -> Any:
     """Streams the logs of `fun` to a callback on the host, as they come.
 
@@ -162,6 +163,8 @@ def tap(
         got {'carry': 1}
         got {'carry': 3}
     """
+    if others:
+        check_options("lox.tap", others, tap)
     given: dict[str, Any] = {
         "callback": callback,
         "argnames": argnames,

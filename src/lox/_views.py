@@ -91,11 +91,25 @@ def _frame(
     cells = array.reshape(size, *array.shape[array.ndim - own :])
     if name in labels:  # a value that is called like its step
         name = f"{name}.value"
-    frame = pandas.DataFrame({**labels, name: list(cells) if own else cells})
+    columns = {**labels, name: list(cells) if own else cells}
+    frame = pandas.DataFrame({k: _exact(pandas, x) for k, x in columns.items()})
     mask = logs.mask.get(key)
     if mask is not None:
         frame = frame[np.broadcast_to(np.asarray(mask), shape).reshape(size)]
     return tuple(labels), frame
+
+
+def _exact(pandas: Any, column: Any) -> Any:
+    """A column of whole numbers that pandas may make floats of, where some are missing.
+
+    Floats do not hold those beyond 2**53; pandas has another type for them.
+    """
+    if not isinstance(column, np.ndarray) or column.dtype not in (np.int64, np.uint64):
+        return column
+    if not column.size or max(-int(column.min()), int(column.max())) <= 2**53:
+        return column
+    signed = column.dtype == np.int64
+    return pandas.array(column, dtype="Int64" if signed else "UInt64")
 
 
 def _axis_names(array: Any, own: int, info: Any) -> list[str]:

@@ -19,7 +19,7 @@ from lox._arguments import Static
 from lox._deliver import Options, deliver, finished
 from lox._errors import LoxTypeError, LoxValueError, StepError
 from lox._events import Event, user_source
-from lox._log import arrays_of
+from lox._log import arrays_of, operand
 from lox._logdict import logdict
 from lox._primitive import log_p
 from lox._saving import key_data, run_name
@@ -209,7 +209,9 @@ class Logger:
             sink=receiver,
             ordered=not _compat.partly_manual(),
         )
-        log_p.bind(*map(jnp.asarray, leaves), event=event)
+        call = f"the logger at {user_source()}"
+        operands = [operand(leaf, "a value", call) for leaf in leaves]
+        log_p.bind(*operands, event=event)
 
     def spool(
         self,

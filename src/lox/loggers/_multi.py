@@ -18,15 +18,14 @@ class MultiLogger(Logger):
     One that fails stops neither the program nor the others.
 
     Args:
-        *loggers: the loggers. Their runs are begun and ended by this one.
+        *loggers: the loggers. Their runs are begun and ended by this one. Without any,
+            nothing is logged.
     """
 
     _takes_keys = True
 
     def __init__(self, *loggers: Logger) -> None:
         super().__init__()
-        if not loggers:
-            raise LoxTypeError("`MultiLogger` takes one logger or more.")
         for logger in loggers:
             if not isinstance(logger, Logger):
                 raise LoxTypeError(
