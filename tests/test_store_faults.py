@@ -419,16 +419,19 @@ def test_overwriting_tells_the_writer_before(tmp_path, monkeypatch, rows_before)
     assert lox.load(".lox/unsent")["x"].tolist() == [100, 101, 102, 103, 104]
 
 
-def test_overwriting_tells_a_writer_that_only_finishes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    old, old_state = overwriter("store")
+def test_overwriting_leaves_a_writer_that_only_finishes_in_peace(tmp_path):
+    old, old_state = overwriter(tmp_path)
     log_rows(old, old_state, 0)
-    new, new_state = overwriter("store")
+    new, new_state = overwriter(tmp_path)
     log_rows(new, new_state, 10)
-    with pytest.warns(lox.LoxWarning, match="could not close .*replaced the run"):
-        old.finish(old_state)
+    old.finish(old_state)
     new.finish(new_state)
-    assert lox.load("store", key=3)["x"].tolist() == [10, 11, 12, 13, 14]
+    assert lox.load(tmp_path, key=3)["x"].tolist() == [10, 11, 12, 13, 14]
+    run = tmp_path / "00000000-00000003"
+    assert sorted(path.name for path in run.glob("writer-*")) == [
+        "writer-0001",
+        "writer-0001.json",
+    ]
 
 
 def test_overwriting_leaves_a_writer_without_rows_in_peace(tmp_path):
@@ -1214,7 +1217,7 @@ def test_a_finished_run_that_is_whole_is_quiet(tmp_path):
 def test_what_a_finished_writer_says_may_be_damaged(tmp_path, content):
     path = finished_run(tmp_path).with_suffix(".json")
     path.write_text(with_checksum(content))
-    with pytest.warns(lox.LoxWarning, match="nobody can tell .*writer-0000.json"):
+    with pytest.warns(lox.LoxWarning, match="cannot be detected: .*writer-0000.json"):
         assert lox.load(tmp_path)["x"].tolist() == list(range(30))
     path.unlink()
     assert lox.load(tmp_path)["x"].tolist() == list(range(30))
@@ -1232,6 +1235,23 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     writer.finish()
     writer.close()
     assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
+
+
+def test_a_segment_that_is_not_sound_counts_in_a_finished_run(tmp_path, monkeypatch):
+    writer = Writer(create_run(tmp_path / "run", "x"))
+    writer.write(lox.logdict({"x": np.int8(1)}))
+    with monkeypatch.context() as patch:
+        # neither written nor cut off
+        patch.setattr("lox._store_writer._write_all", failing)
+        patch.setattr("lox._store_writer._SegmentWriter._size", failing)
+        with pytest.raises(OSError, match="no room"):
+            writer.write(lox.logdict({"x": np.int8(2)}))
+    writer.write(lox.logdict({"x": np.int8(3)}))
+    writer.finish()
+    writer.close()
+    said = _store.read_json(tmp_path / "run" / "writer-0000.json")["segments"]
+    assert said == [[0, 1, ["x"]], [1, 1, ["x"]]]
+    assert lox.load(tmp_path / "run")["x"].tolist() == [1, 3]
 
 
 def failing(*args, **options):
@@ -1742,14 +1762,20 @@ def test_few_numbers_of_many_large_records_stay_on_disk(tmp_path):
     assert 2**23 < len(found) <= 2**24 and not found.flags.owndata
 
 
+# what to repeat how often between a beginning and an end
 BOMBS = {
-    "lists": "[" + "[]," * 15_000_000 + "[]]",
-    "numbers": "[" + "-9," * 10_000_000 + "1]",
-    "strings": "[" + '"ab",' * 6_000_000 + "1]",
-    "quotes": '"' * 20_000_000,
-    "backslashes": '["' + '\\"' * 10_000_000,
-    "depth": "[" * 10_000 + "]" * 10_000,
+    "lists": ("[", "[],", 15_000_000, "[]]"),
+    "numbers": ("[", "-9,", 10_000_000, "1]"),
+    "strings": ("[", '"ab",', 6_000_000, "1]"),
+    "quotes": ("", '"', 20_000_000, ""),
+    "backslashes": ('["', '\\"', 10_000_000, ""),
+    "depth": ("[" * 10_000, "]", 10_000, ""),
 }
+
+
+def bomb(kind, size=None):
+    begin, part, times, end = BOMBS[kind]
+    return (begin + part * times + end)[:size]
 
 
 @pytest.mark.parametrize("kind", BOMBS)
@@ -1757,7 +1783,7 @@ BOMBS = {
 def test_json_that_would_fill_memory_is_refused(tmp_path, kind, name):
     writer = finished_run(tmp_path)
     path = writer / name if name == "0000.json" else writer.parent / name
-    path.write_text(f'{{"crc32": 1, "content": {BOMBS[kind]}}}')
+    path.write_text(f'{{"crc32": 1, "content": {bomb(kind)}}}')
 
     def load():
         if name == "writer-0000.json":
@@ -1773,7 +1799,7 @@ def test_json_that_would_fill_memory_is_refused(tmp_path, kind, name):
 @pytest.mark.parametrize("kind", ["lists", "numbers", "depth"])
 def test_a_structure_that_would_fill_memory_is_refused(tmp_path, kind):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
-    tree = f'{{"list": {BOMBS[kind][:20_000_000]}}}'
+    tree = f'{{"list": {bomb(kind, 20_000_000)}}}'
     changed(tmp_path / "run", lambda schema: schema["keys"][0].update(tree=tree))
 
     def load():

@@ -50,7 +50,7 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         quiet=True,
         api=API,
         what=(name, reduction),
-        numbers=numbers_of([value]),
+        numbers=numbers_of([value], [tree]),
     )
     log_p.bind(*leaves, event=event)
 

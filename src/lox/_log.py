@@ -154,7 +154,6 @@ def _log_event(
         leaves += value_leaves
     numbers = [_step(name, value, at) for name, value in steps.items()]
     event = Event(
-        numbers=numbers_of([*data.values(), *steps.values()]),
         keys=tuple(keys),
         trees=tuple(trees),
         steps=tuple(steps),
@@ -163,6 +162,7 @@ def _log_event(
         explicit=explicit,
         quiet=explicit,
         masked=mask is not None,
+        numbers=numbers_of(data.values(), trees, steps.values()),
         reduce=_prefixed(_reduce.check(reduce, f" of the `lox.log`{at}"), prefix),
     )
     if keys:
@@ -189,12 +189,25 @@ def _log_event(
     return logs
 
 
-def numbers_of(given: Iterable[Any]) -> tuple[Any, ...]:
-    """The numbers that are known already, which is what they may be cast by."""
+def numbers_of(
+    values: Iterable[Any], trees: Iterable[Any], steps: Iterable[Any] = ()
+) -> tuple[Any, ...]:
+    """The numbers that are known already, which decide what they may be cast to.
+
+    Args:
+        values: what was logged.
+        trees: the structure of each value, of which arrays were made.
+        steps: the steps.
+    """
     if _compat.at_top_level():
         return ()  # nobody joins what goes to the host as it is
-    known = tuple(number_of(leaf) for one in given for leaf in jax.tree.leaves(one))
-    return () if all(number is None for number in known) else known
+    known: list[Any] = []
+    for value, tree in zip(values, trees, strict=True):
+        leaves = jax.tree.leaves(value)
+        same = len(leaves) == tree.num_leaves
+        known += map(number_of, leaves if same else [None] * tree.num_leaves)
+    known += map(number_of, steps)
+    return () if all(number is None for number in known) else tuple(known)
 
 
 def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:

@@ -54,7 +54,7 @@ class Finished:
             why = str(error)
         except (TypeError, ValueError):
             why = f"{path} does not say what was written."
-        warn_of(f"nobody can tell whether rows are missing: {why}")
+        warn_of(f"missing rows cannot be detected: {why}")
         return cls({})
 
     def count(self, number: int) -> int:
@@ -128,7 +128,10 @@ def lost_files(
         found: the numbers of those that are there.
         finished: what the writer has said of itself.
     """
-    matches = [_RECORDS.fullmatch(name) for name in os.listdir(directory)]
+    try:
+        matches = [_RECORDS.fullmatch(name) for name in os.listdir(directory)]
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be read: {error}.") from error
     numbers = {int(match[1]) for match in matches if match} | {*finished.segments}
     for number in sorted(numbers - found):
         path = directory / f"{number:04d}.json"

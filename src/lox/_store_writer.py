@@ -297,8 +297,9 @@ class Writer:
             return found
         if found is not None:
             found.close()
-        if self._all_segments:
-            self._all_segments[-1].check()
+            del self._segments[schema]
+        for other in [*self._segments.values()][:1]:
+            other.check()
         path = self._directory / f"{self._begun:04d}"
         self._begun += 1
         try:
@@ -352,10 +353,17 @@ class Writer:
                 _sync_directory(directory)
 
     def finish(self) -> None:
-        """Says how much was written, so that losses can be told; and waits for it."""
+        """Says how much was written, so that losses can be told; and waits for it.
+
+        If the run was replaced since the last row, there is nothing to say.
+        """
         with self._lock:
-            for segment in self._segments.values():
-                segment.check()
+            try:
+                for segment in self._segments.values():
+                    segment.check()
+            except FileNotFoundError:
+                self._lost = True
+                self._close_segments()
             if self._all_segments and not self._lost:
                 segments = [
                     [int(segment.path.name), segment.count, segment.names]
