@@ -504,7 +504,7 @@ def test_a_constant_logged_in_a_jitted_call_in_a_nested_scan_is_not_hoisted():
     assert len(tapped(jax.grad(f), 2.0)) == 6
 
 
-def test_a_differentiated_scan_with_nothing_that_changes_is_refused():
+def test_a_differentiated_scan_with_nothing_that_changes_logs_every_iteration():
     def f(w):
         def body(_, __):
             lox.log({"lr": 0.5})
@@ -513,8 +513,31 @@ def test_a_differentiated_scan_with_nothing_that_changes_is_refused():
         return lax.scan(body, None, None, length=3)[1].sum()
 
     assert spooled(f, 1.0)["lr"].shape == (3,)
-    with pytest.raises(lox.UnsupportedPrimitiveError, match="'lr'.*jnp.arange"):
-        lox.spool(jax.grad(f))(1.0)
+    gradient, logs = lox.spool(jax.grad(f))(1.0)
+    assert gradient == 6.0 and logs["lr"].tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_differentiated_scan_may_leave_its_carry_unchanged(around, reverse, length):
+    def f(x):
+        def body(c, _):
+            lox.log({"c": c})
+            return c, c * 2
+
+        c, ys = lax.scan(body, x, None, length=length, reverse=reverse)
+        return c + ys.sum()
+
+    differentiated = jax.grad(around(f))
+    gradient, logs = lox.spool(differentiated)(1.5)
+    assert gradient == 1 + 2 * length
+    assert logs["c"].tolist() == [1.5] * length
+    seen = []
+    lox.tap(jax.vmap(differentiated), seen.append)(jnp.array([1.5, 2.5]))
+    assert [logs["c"] for logs in seen] == [1.5, 2.5] * length
+    _, tangent = jax.jvp(lox.nolog(f), (1.5,), (1.0,))
+    assert tangent == gradient
 
 
 # --- vmap --------------------------------------------------------------------

@@ -20,6 +20,8 @@ from jax.experimental import io_callback
 from jax.extend import core as jex, linear_util as lu, source_info_util
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
+from ._imports import when_imported
+
 try:
     from jax._src.core import trace_ctx as _trace_ctx
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace
@@ -374,6 +376,8 @@ _cond_eqn: Any = jax.make_jaxpr(
 _while_eqn: Any = jax.make_jaxpr(
     lambda x: lax.while_loop(lambda y: y < 1, lambda y: y + 1, x)
 )(0.0).eqns[0]
+_checkpoint_eqn: Any = jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0]
+checkpoint_p: Any = _checkpoint_eqn.primitive
 scan_p: Any = _scan_eqn.primitive
 cond_p: Any = _cond_eqn.primitive
 while_p: Any = _while_eqn.primitive
@@ -517,11 +521,23 @@ def wrap_rule(table_name: str, primitive: Any, wrap: Callable[[Any], Any]) -> bo
     return True
 
 
+def wrap_lowering(primitive: Any, wrap: Callable[[Any], Any]) -> None:
+    """The same for the rule by which a primitive is lowered on every platform."""
+    from jax._src.interpreters import mlir as mlir_internal
+
+    entry: Any = mlir_internal._lowerings.get(primitive)
+    if entry is not None:
+        register_lowering(primitive, wrap(entry.rule))
+
+
 def _rule_table(name: str) -> Any:
     from jax._src.interpreters import ad as ad_internal, partial_eval as pe_internal
 
+    if name == "checkify":
+        return sys.modules["jax._src.checkify"].error_checks
     tables: dict[str, Any] = {
         "batching": getattr(batching, "fancy_primitive_batchers", None),
+        "dce": getattr(pe_internal, "dce_rules", None),
         "jvp": getattr(ad, "primitive_jvps", None),
         "linearize": getattr(ad_internal, "primitive_linearizations", None),
         "partial_eval": getattr(pe, "custom_partial_eval_rules", None),
@@ -530,6 +546,50 @@ def _rule_table(name: str) -> Any:
         ),
     }
     return tables[name]
+
+
+# --- checkify ----------------------------------------------------------------
+
+
+def when_checkify_is_imported(hook: Callable[[], Any]) -> None:
+    """Calls `hook` once JAX's rules for `checkify` can be wrapped."""
+    when_imported("jax._src.checkify", lambda module: hook())
+
+
+def checkify_call(
+    args: Sequence[Any],
+) -> tuple[Callable[[Any, Sequence[Any]], Any], Sequence[Any]]:
+    """Takes the arguments of a `checkify` rule apart.
+
+    Returns:
+        What evaluates a jaxpr with its checks, and gives the error and its results; and
+        the operands of the equation.
+    """
+    from jax._src import checkify
+
+    at = _error_position(args)
+    context, error, enabled = args[:at], args[at], args[at + 1]
+
+    def call(jaxpr: Any, inputs: Sequence[Any]) -> Any:
+        return checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *inputs)
+
+    return call, args[at + 2 :]
+
+
+def checkify_with_error(front: Sequence[Any], error: Any) -> list[Any]:
+    """The arguments of a `checkify` rule before the operands, with another error."""
+    at = _error_position(front)
+    return [*front[:at], error, *front[at + 1 :]]
+
+
+def _error_position(args: Sequence[Any]) -> int:
+    # from 0.12 on, there is a context before it
+    from jax._src import checkify
+
+    return next(i for i, arg in enumerate(args) if isinstance(arg, checkify.Error))
+
+
+# --- values and types in JAX's rules -----------------------------------------
 
 
 def anchor_aval(x: Any) -> Any:
@@ -549,12 +609,17 @@ def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
 
 
 def batched_outputs(
-    closed: Any, axis_data: Any, batched: Sequence[bool]
+    closed: Any, axis_data: Any, batched: Sequence[bool], at_least: Sequence[bool]
 ) -> Sequence[bool]:
-    """Which outputs differ between lanes, if these inputs do."""
+    """Which outputs differ between lanes, if these inputs do, or are to.
+
+    It is asked as JAX's own rule asks for a loop's carry, who remembers the answer.
+    """
     from jax._src.interpreters import batching as batching_internal
 
-    return batching_internal.batch_jaxpr(closed, axis_data, list(batched), False)[1]
+    return batching_internal.batch_jaxpr(
+        closed, axis_data, list(batched), list(at_least)
+    )[1]
 
 
 def broadcast_lanes(x: Any, axis_data: Any) -> Any:
@@ -579,6 +644,24 @@ def known(tracer: Any) -> bool:
     return tracer.pval.is_known()
 
 
+def known_tracer(trace: Any, value: Any) -> Any:
+    """A value, as partial evaluation takes one that it knows."""
+    return trace.new_const(value)
+
+
+def symbolic_zero(x: Any) -> Any:
+    """The tangent of a value that does not vary, in JAX's own rules."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def literal_and_unused(value: Any) -> tuple[Any, Any]:
+    """What an equation has for a constant scalar, and for a result nobody uses."""
+    from jax._src import core
+
+    aval = jax.typeof(jax.numpy.asarray(value))
+    return core.Literal(value, aval), core.DropVar(aval)
+
+
 def known_value(tracer: Any) -> Any:
     """Its value, or zeros where it is not known."""
     return tracer.pval.get_known() if known(tracer) else zeros_of_aval(tracer.aval)
@@ -598,6 +681,59 @@ def known_part(
         closed, list(unknown), instantiate
     )[:3]
     return known_jaxpr, rest, list(out)
+
+
+# What JAX raises where Python needs the value of a traced array.
+CONCRETE_VALUE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def trace_unknown(fun: Any, values: Sequence[Any]) -> Any:
+    """The closed jaxpr of what partial evaluation is about to evaluate.
+
+    Args:
+        fun: a wrapped function of flat arguments.
+        values: the arguments, none of which is known.
+    """
+    avals = [value.get_aval() for value in values]
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, avals)[:3]
+    return jex.ClosedJaxpr(jaxpr, consts)
+
+
+def jaxpr_function(closed: Any) -> Any:
+    """A closed jaxpr as a wrapped function of flat arguments."""
+    info = _unnamed(closed.jaxpr.debug_info)
+    return lu.wrap_init(jex.jaxpr_as_fun(closed), debug_info=info)
+
+
+def without_unused(eqn: JaxprEqn, used: Sequence[bool]) -> tuple[list[bool], Any]:
+    """An equation of an open jaxpr without what only its unused outputs need.
+
+    Returns:
+        Which inputs are used, and the equation.
+    """
+    from jax._src.interpreters import partial_eval as internal
+
+    jaxpr, inputs = internal.dce_jaxpr(eqn.params["jaxpr"], list(used))
+    params = {**eqn.params, "jaxpr": jaxpr}
+    if isinstance(params["prevent_cse"], tuple):
+        flags = zip(params["prevent_cse"], inputs, strict=True)
+        params["prevent_cse"] = tuple(flag for flag, used in flags if used)
+
+    def chosen(variables: Sequence[Any], used: Sequence[bool]) -> list[Any]:
+        return [var for var, one in zip(variables, used, strict=True) if one]
+
+    new = eqn.replace(
+        invars=chosen(eqn.invars, inputs),
+        outvars=chosen(eqn.outvars, used),
+        params=params,
+        effects=jaxpr.effects,
+    )
+    return list(inputs), new
 
 
 def at_effects_barrier(hook: Callable[[], None]) -> None:
@@ -733,6 +869,28 @@ def emit_callback(
         ctx.set_tokens_out(mlir.TokenSet({effect: token}))
 
 
+def inline_calls_without_arguments(effect: Any) -> None:
+    """Lowers a `jit` that has an ordered effect, but no argument, without a call.
+
+    XLA's inliner (as of JAX 0.12) ties what it inlines of such a call to its token, and
+    then copies a loop in it dozens of times, callbacks and all, or crashes.
+    """
+    from jax._src import api
+
+    late = getattr(getattr(api, "Inline", None), "JAX_LATE", None)
+
+    def wrap(rule: Any) -> Any:
+        def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+            if not args and effect in params["jaxpr"].effects:
+                params["inline"] = late
+            return rule(ctx, *args, **params)
+
+        return lower
+
+    if late is not None:
+        wrap_lowering(_jit_eqn.primitive, wrap)
+
+
 def _first_device_sharding(ctx: Any) -> Any:
     try:
         from jax._src.callback import _callback_op_sharding
@@ -826,6 +984,21 @@ def with_lanes(x: Any, like: Any, lanes: int) -> Any:
     )
 
 
+def with_lanes_of(x: Any, like: Any, lanes: int) -> Any:
+    """`x` with its lanes split over an explicit mesh as those of `like` are."""
+    kind = jax.typeof(x)
+    if not is_split(like) and not is_split(kind):
+        return x
+    spec = (*like.sharding.spec[:lanes], *kind.sharding.spec[lanes:])
+    if spec == tuple(kind.sharding.spec):
+        return x
+    # the type of a constant knows no mesh
+    known = like if is_split(like) else kind
+    return jax.sharding.reshard(
+        x, known.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
+    )
+
+
 def row_type(aval: Any) -> Any:
     """A type without its first axis."""
     return _with_first_axes(aval, aval.shape[1:], lambda spec: spec[1:])
@@ -842,8 +1015,10 @@ def _with_first_axes(aval: Any, shape: Any, change: Callable[[Any], Any]) -> Any
     if not hasattr(aval, "update"):
         return jax.ShapeDtypeStruct(shape, aval.dtype)
     sharding = getattr(aval, "sharding", None)
-    if is_split(aval):
-        spec = jax.sharding.PartitionSpec(*change(tuple(sharding.spec)))
+    spec = getattr(sharding, "spec", None)
+    # also where nothing is split: a spec has a part for every axis
+    if spec is not None and len(spec) == len(aval.shape):
+        spec = jax.sharding.PartitionSpec(*change(tuple(spec)))
         changes["sharding"] = sharding.update(spec=spec)
     return aval.update(**changes)
 

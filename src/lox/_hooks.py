@@ -12,6 +12,7 @@ only on equations that log, and leaves everything else to JAX's rule, unread.
   last has finished. Again, a mask says which lanes are still running.
 - **Linearizing a `while_loop`**, or recomputing it under `checkpoint`, runs it twice.
   Its events are kept in one of the two runs.
+- **A `checkpoint` whose results nobody uses** is removed with its events (JAX 0.10).
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import _compat
 from ._errors import UnsupportedPrimitiveError
@@ -95,10 +97,23 @@ class _Guard(_Rewriter):
 def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For the rule that linearizes."""
 
-    def wrapped(*args: Any, **params: Any) -> Any:
-        if events_of(params["jaxpr"]):
-            params["jaxpr"] = _anchored(params)
-        return rule(*args, **params)
+    def wrapped(is_vjp: bool, nonzeros: Any, *args: Any, **params: Any) -> Any:
+        if not events_of(params["jaxpr"]):
+            return rule(is_vjp, nonzeros, *args, **params)
+        if _changing(params) is not None:
+            return rule(is_vjp, nonzeros, *args, **_anchored(params))
+        at = _counter_position(params)
+        new = _anchored(_counted(params))
+        outs, out_nonzeros, *residuals, tangent_fun = rule(
+            is_vjp, _inserted(nonzeros, at, False), *_inserted(args, at, _ZERO), **new
+        )
+
+        def tangents_of(*args: Any) -> Any:
+            # the residuals come first; of a tangent that is zero, nothing is used
+            tangents = _inserted(args, len(residuals) + at, None)
+            return tangent_fun(*tangents)[1:]
+
+        return (outs[1:], out_nonzeros[1:], *residuals, tangents_of)
 
     return wrapped
 
@@ -106,10 +121,18 @@ def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _anchored_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For forward mode, which hoists nothing itself, but may come before what does."""
 
-    def wrapped(*args: Any, **params: Any) -> Any:
-        if events_of(params["jaxpr"]) and _changing(params) is not None:
-            params["jaxpr"] = _anchored(params)
-        return rule(*args, **params)
+    def wrapped(primals: Any, tangents: Any, **params: Any) -> Any:
+        if not events_of(params["jaxpr"]):
+            return rule(primals, tangents, **params)
+        if _changing(params) is not None:
+            return rule(primals, tangents, **_anchored(params))
+        at = _counter_position(params)
+        outs, out_tangents = rule(
+            list(_inserted(primals, at, _ZERO)),
+            list(_inserted(tangents, at, _compat.symbolic_zero(_ZERO))),
+            **_anchored(_counted(params)),
+        )
+        return outs[1:], out_tangents[1:]
 
     return wrapped
 
@@ -118,10 +141,17 @@ def _still_anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For partial evaluation, which also sees scans that are not differentiated."""
 
     def wrapped(trace: Any, *tracers: Any, **params: Any) -> Any:
-        if _loose_events(params["jaxpr"]):
-            unknown = [not _compat.known(tracer) for tracer in tracers]
-            params["jaxpr"] = _anchored(params, unknown)
-        return rule(trace, *tracers, **params)
+        if not _loose_events(params["jaxpr"]):
+            return rule(trace, *tracers, **params)
+        counted = _changing(params) is None
+        if counted:
+            tracers = _inserted(
+                tracers, _counter_position(params), _compat.known_tracer(trace, _ZERO)
+            )
+            params = _counted(params)
+        unknown = [not _compat.known(tracer) for tracer in tracers]
+        outs = rule(trace, *tracers, **_anchored(params, unknown))
+        return outs[1:] if counted else outs
 
     return wrapped
 
@@ -130,10 +160,24 @@ def _still_anchored_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The same, for the form of the rule that takes an equation (`checkpoint`)."""
 
     def wrapped(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
-        if _loose_events(eqn.params["jaxpr"]):
-            params = {**eqn.params, "jaxpr": _anchored(eqn.params, unknown)}
-            eqn = eqn.replace(params=params)
-        return rule(saveable, unknown, instantiated, eqn)
+        if not _loose_events(eqn.params["jaxpr"]):
+            return rule(saveable, unknown, instantiated, eqn)
+        if _changing(eqn.params) is not None:
+            eqn = eqn.replace(params=_anchored(eqn.params, unknown))
+            return rule(saveable, unknown, instantiated, eqn)
+        at = _counter_position(eqn.params)
+        unknown = _inserted(unknown, at, False)
+        literal, unused = _compat.literal_and_unused(_ZERO)
+        eqn = eqn.replace(
+            params=_anchored(_counted(eqn.params), unknown),
+            invars=list(_inserted(eqn.invars, at, literal)),
+            outvars=[unused, *eqn.outvars],
+        )
+        instantiated = _inserted(instantiated, at, True)
+        known, staged, out_unknown, out_instantiated, *rest = rule(
+            saveable, list(unknown), list(instantiated), eqn
+        )
+        return (known, staged, out_unknown[1:], out_instantiated[1:], *rest)
 
     return wrapped
 
@@ -142,17 +186,11 @@ def _loose_events(jaxpr: Any) -> bool:
     return any(event.anchors == 0 for event in events_of(jaxpr))
 
 
-def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> Any:
+def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> dict[str, Any]:
+    """A scan's parameters, with every event of its body anchored."""
     old = params["jaxpr"]
     changing = _changing(params, unknown)
-    if changing is None:
-        event = events_of(old)[0]
-        raise UnsupportedPrimitiveError(
-            f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in a "
-            "`scan` without a carry and without inputs that change, which JAX moves "
-            "out of the loop when it is differentiated. Scan over "
-            "`jnp.arange(length)` instead of `None`."
-        )
+    assert changing is not None
     walk = Walk(_Anchor())
 
     def body(_: Any, *args: Any) -> list[Any]:
@@ -161,7 +199,7 @@ def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> Any:
             log_p.bind(anchor, event=_KEEP)
         return outs
 
-    return walk.rebuilt(old, (), body)[0]
+    return {**params, "jaxpr": walk.rebuilt(old, (), body)[0]}
 
 
 def _changing(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | None:
@@ -170,6 +208,36 @@ def _changing(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | Non
     consts, _, _ = _compat.scan_sizes(params, len(avals))
     found = [i for i in range(consts, len(avals)) if hasattr(avals[i], "dtype")]
     return min(found, key=lambda i: bool(unknown) and unknown[i], default=None)
+
+
+# A scan with neither a carry nor inputs (JAX makes constants of carries that the body
+# does not change) has nothing to hold an event. It gets a counter as its first carry.
+_ZERO = np.int32(0)
+
+
+def _counter_position(params: dict[str, Any]) -> int:
+    return _compat.scan_sizes(params, len(params["jaxpr"].in_avals))[0]
+
+
+def _inserted(items: Sequence[Any], at: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:at], item, *items[at:])
+
+
+def _counted(params: dict[str, Any]) -> dict[str, Any]:
+    old = params["jaxpr"]
+    consts, carry, xs = _compat.scan_sizes(params, len(old.in_avals))
+
+    def body(*args: Any) -> list[Any]:
+        outs = _compat.evaluate(old, [*args[:consts], *args[consts + 1 :]])
+        return [args[consts] + 1, *outs]
+
+    avals = _inserted(old.in_avals, consts, jax.typeof(jnp.asarray(_ZERO)))
+    ys = len(old.out_avals) - carry
+    return {
+        **params,
+        "jaxpr": _compat.trace(body, avals, old)[0],
+        **_compat.scan_params(params, consts, carry + 1, xs, ys),
+    }
 
 
 # Something that depends on a value, and is nothing in the compiled program.
@@ -189,7 +257,7 @@ _compat.batching.primitive_batchers[anchor_p] = lambda args, dims: (
 def _anchor_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     del tangents
     anchor = anchor_p.bind(*primals)
-    return anchor, _compat.ad.Zero(jax.typeof(anchor).to_tangent_aval())
+    return anchor, _compat.symbolic_zero(anchor)
 
 
 _compat.ad.primitive_jvps[anchor_p] = _anchor_jvp
@@ -286,42 +354,49 @@ def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _silent(jaxpr: Any) -> Any:
-    """The same without its events, which do not matter to what is batched."""
-
-    def make() -> Any:
-        return Walk(_All()).rebuilt(jaxpr, ())[0]
-
-    return _remembered(jaxpr, "silent", make) if events_of(jaxpr) else jaxpr
-
-
-class _All(_Rewriter):
-    """Removes every event."""
-
-    constant_state = False
-
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        return Record(), state
-
-
 def _batched_predicate(
     axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
 ) -> bool:
+    """Whether lanes may leave the loop at different times."""
     batched = [dim is not None for dim in dims]
-    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    of_cond, of_body = batched[:cond_consts], batched[cond_consts:][:body_consts]
-    carry = batched[cond_consts + body_consts :]
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    of_consts, carry = batched[:consts], batched[consts:]
+    cond, body = params["cond_jaxpr"], _rotated(params, True)["body_jaxpr"]
+    of_cond = [*of_consts[: params["cond_nconsts"]], *carry]
+    # whether it depends on anything with lanes at all is much cheaper to find out
+    first = [*_reached(cond, of_cond), *carry]
+    if not _fixed_point(lambda flags: _reached(body, [*of_consts, *flags]), first)[0]:
+        return False
+
+    def batched_by_jax(flags: list[bool]) -> Sequence[bool]:
+        return _compat.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
+
+    first = [*_compat.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
+    return _fixed_point(batched_by_jax, first)[0]
+
+
+def _fixed_point(
+    step: Callable[[list[bool]], Sequence[bool]], flags: list[bool]
+) -> list[bool]:
     while True:
-        body = _silent(params["body_jaxpr"])
-        out = _compat.batched_outputs(body, axis_data, [*of_body, *carry])
-        joined = [a or b for a, b in zip(carry, out, strict=True)]
-        if joined == carry:
-            break
-        carry = joined
-    cond = _silent(params["cond_jaxpr"])
-    return _compat.batched_outputs(cond, axis_data, [*of_cond, *carry])[0]
+        joined = [a or b for a, b in zip(flags, step(flags), strict=True)]
+        if joined == flags:
+            return flags
+        flags = joined
+
+
+def _reached(closed: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Which outputs may depend on some of the inputs, or on an axis."""
+    jaxpr = closed.jaxpr
+    found = {var for var, one in zip(jaxpr.invars, inputs, strict=True) if one}
+
+    def is_found(atom: Any) -> bool:
+        return not isinstance(atom, _compat.Literal) and atom in found
+
+    for eqn in jaxpr.eqns:
+        if eqn.effects or any(map(is_found, eqn.invars)):
+            found.update(eqn.outvars)
+    return list(map(is_found, jaxpr.outvars))
 
 
 def _guarded_loop(
@@ -331,14 +406,10 @@ def _guarded_loop(
     dims: Sequence[Any],
     params: dict[str, Any],
 ) -> Any:
-    """The loop with its condition evaluated before it and at the end of its body.
-
-    The predicate is a carry then, and tells the body which lanes it runs for.
-    """
-    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    """The rotated loop, whose predicate tells the body which lanes it runs for."""
+    cond = params["cond_jaxpr"]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     consts = cond_consts + body_consts
-    walk = Walk(_Guard())
 
     front = [
         x if dim is None else jnp.moveaxis(x, dim, 0)
@@ -349,23 +420,43 @@ def _guarded_loop(
     (go,) = _compat.evaluate(_compat.batch_jaxpr(cond, axis_data, mapped), inputs)
     if jnp.ndim(go) == len(cond.out_avals[0].shape):
         go = _compat.broadcast_lanes(go, axis_data)
+    new_args = [*args[:consts], go, *args[consts:]]
+    new_dims = [*dims[:consts], 0, *dims[consts:]]
+    outs, out_dims = rule(axis_data, new_args, new_dims, **_rotated(params, True))
+    return outs[1:], out_dims[1:]
+
+
+def _rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
+    """A loop with its condition evaluated before it and at the end of its body.
+
+    The predicate is the first carry then.
+
+    Args:
+        params: those of the loop.
+        guarded: whether its events get the predicate as a mask.
+    """
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    consts = cond_consts + body_consts
+    walk = Walk(_Guard())
+
+    def run(jaxpr: Any, args: Sequence[Any], go: Any) -> list[Any]:
+        return walk(jaxpr, args, go)[0] if guarded else _compat.evaluate(jaxpr, args)
 
     def new_body(*args: Any) -> list[Any]:
         inner, go, carry = args[:consts], args[consts], args[consts + 1 :]
-        outs, _, _ = walk(body, [*inner[cond_consts:], *carry], go)
-        (again,), _, _ = walk(cond, [*inner[:cond_consts], *outs], go)
-        return [again, *outs]
+        outs = run(body, [*inner[cond_consts:], *carry], go)
+        return [*run(cond, [*inner[:cond_consts], *outs], go), *outs]
 
-    bool_aval = cond.out_avals[0]
-    carry_avals = [bool_aval, *body.in_avals[body_consts:]]
+    carry_avals = [cond.out_avals[0], *body.in_avals[body_consts:]]
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
-    new_params = {
+    return {
         **params,
         "cond_nconsts": 0,
         "body_nconsts": consts,
         **_remembered(
             body,
-            (weakref.ref(cond), cond_consts, body_consts),
+            (weakref.ref(cond), cond_consts, body_consts, guarded),
             lambda: {
                 "cond_jaxpr": _compat.trace(lambda go, *_: go, carry_avals, cond)[0],
                 "body_jaxpr": _compat.trace(
@@ -374,10 +465,59 @@ def _guarded_loop(
             },
         ),
     }
-    new_args = [*args[:consts], go, *args[consts:]]
-    new_dims = [*dims[:consts], 0, *dims[consts:]]
-    outs, out_dims = rule(axis_data, new_args, new_dims, **new_params)
-    return outs[1:], out_dims[1:]
+
+
+# --- a condition that XLA or checkify evaluates as it likes -------------------
+
+
+def _lowered_condition(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """XLA drops a condition, events and all, if it knows how often the loop runs."""
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        # those that have an order are safe, and quiet ones are not delivered
+        events = events_of(params["cond_jaxpr"])
+        if all(event.ordered or event.quiet for event in events):
+            return rule(ctx, *args, **params)
+
+        def loop(*args: Any) -> list[Any]:
+            return _run_rotated(args, params)
+
+        return _compat.mlir.lower_fun(loop, multiple_results=True)(ctx, *args)
+
+    return lower
+
+
+def _run_rotated(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    inputs = _condition_inputs(args, params)
+    go = _compat.evaluate(params["cond_jaxpr"], inputs)
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    rotated = [*args[:consts], *go, *args[consts:]]
+    return list(_compat.while_p.bind(*rotated, **_rotated(params)))[1:]
+
+
+def _condition_inputs(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    cond_consts = params["cond_nconsts"]
+    return [*args[:cond_consts], *args[cond_consts + params["body_nconsts"] :]]
+
+
+def _checked_once(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`checkify` evaluates a condition once to check it, and once to go by it."""
+
+    def wrapped(*args: Any, **params: Any) -> Any:
+        cond = params["cond_jaxpr"]
+        if not events_of(cond) or cond.out_avals[0].shape:
+            return rule(*args, **params)
+        call, inputs = _compat.checkify_call(args)
+        error, go = call(cond, _condition_inputs(inputs, params))
+        consts = params["cond_nconsts"] + params["body_nconsts"]
+        front = args[: len(args) - len(inputs)]
+        rotated = [*inputs[:consts], *go, *inputs[consts:]]
+        error, outs = rule(
+            *_compat.checkify_with_error(front, error), *rotated, **_rotated(params)
+        )
+        return error, outs[1:]
+
+    return wrapped
 
 
 # --- a while_loop that runs twice --------------------------------------------
@@ -518,6 +658,22 @@ class _Removed(_Rewriter):
         return Record(), state
 
 
+# --- a checkpoint whose results nobody uses ----------------------------------
+
+
+def _kept_checkpoint(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX 0.10 drops one that needs no inputs any more, if it has an effect."""
+
+    def wrapped(used: Sequence[bool], *rest: Any) -> Any:
+        inputs, kept = rule(used, *rest)
+        eqn = rest[-1]
+        if kept is None and events_inside(eqn):
+            return _compat.without_unused(eqn, used)
+        return inputs, kept
+
+    return wrapped
+
+
 def install() -> None:
     """Wraps JAX's rules, once."""
     scan, cond, loop = _compat.scan_p, _compat.cond_p, _compat.while_p
@@ -525,6 +681,11 @@ def install() -> None:
     _compat.wrap_rule("linearize", scan, _anchored_scan)
     _compat.wrap_rule("partial_eval", scan, _still_anchored_scan)
     _compat.wrap_rule("partial_eval_equation", scan, _still_anchored_equation)
+    _compat.wrap_lowering(loop, _lowered_condition)
+    _compat.when_checkify_is_imported(
+        lambda: _compat.wrap_rule("checkify", loop, _checked_once)
+    )
+    _compat.wrap_rule("dce", _compat.checkpoint_p, _kept_checkpoint)
     _compat.wrap_rule("batching", cond, _guarded_cond)
     _compat.wrap_rule("batching", loop, _guarded_while)
     _compat.wrap_rule("partial_eval", loop, _once_while)

@@ -95,6 +95,7 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
 
 
 _compat.register_lowering(log_p, _lowering)
+_compat.inline_calls_without_arguments(ORDERED_LOG_EFFECT)
 
 
 def _batch(

@@ -100,30 +100,20 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     else:
         first = []
     leaves, state_tree = jax.tree.flatten(state)
-    # After a `vmap`, a predicate may have lanes, and every carry must have them too.
-    # What belongs to keys has: their events have masks, so that each lane has its own.
-    # The rest does not change.
-    lanes = cond.out_avals[0].shape
-    keyed = walk.collector.keyed(state)
-
-    def with_lanes(leaves: Sequence[Any]) -> list[Any]:
-        return [
-            x if own else jnp.broadcast_to(x, (*lanes, *jnp.shape(x)))
-            for x, own in zip(leaves, keyed, strict=True)
-        ]
-
-    def unflatten(leaves: Sequence[Any]) -> State:
-        pairs = zip(leaves, keyed, strict=True)
-        return state_tree.unflatten(
-            [x if own else x[(0,) * len(lanes)] for x, own in pairs]
-        )
-
-    leaves = with_lanes(leaves)
+    # After a `vmap`, a predicate may have lanes. JAX then selects between the old and
+    # the new value of every carry, which would copy a whole buffer at each iteration.
+    # The state needs no such thing: events of lanes that have ended are masked. So the
+    # selection is written out here, for the other carries.
+    batched = bool(leaves) and bool(cond.out_avals[0].shape)
     front = len(first) + len(leaves)
 
     def new_body(*args: Any) -> Any:
         inner, args = args[: len(consts)], args[len(consts) :]
-        state = unflatten(args[len(first) : front])
+        state = state_tree.unflatten(args[len(first) : front])
+        inputs = [*inner[:cond_consts], *args[front:]]
+        running = args[0] if rotated else None
+        if batched and not rotated:
+            (running,) = _compat.evaluate(cond, inputs)
         outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
         records = [record]
         go: list[Any] = []
@@ -133,14 +123,17 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             records.append(record)
         if any(records):
             raise UnboundedLoopError(_unbounded(records))
-        return [*map(_strong, go), *with_lanes(jax.tree.leaves(state)), *outs]
+        if batched:
+            outs = [
+                _where(running, *pair) for pair in zip(outs, args[front:], strict=True)
+            ]
+            go = [running & again for again in go]
+        return [*map(_strong, go), *jax.tree.leaves(state), *outs]
 
     def new_cond(*args: Any) -> Any:
-        if rotated:
-            return args[0]
-        return _compat.evaluate(
-            cond, [*args[:cond_consts], *args[cond_consts + front :]]
-        )
+        inputs = [*args[:cond_consts], *args[cond_consts + front :]]
+        (go,) = args[:1] if rotated else _compat.evaluate(cond, inputs)
+        return jnp.any(go) if batched else go
 
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
@@ -155,8 +148,14 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         cond_nconsts=len(used),
         body_nconsts=len(consts),
     )
-    state = unflatten(outs[len(first) : front])
+    state = state_tree.unflatten(outs[len(first) : front])
     return outs[front:], record, state
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    """`x` in the lanes in which the condition holds, which are its first axes."""
+    inner = (1,) * (jnp.ndim(x) - jnp.ndim(condition))
+    return jnp.where(jnp.reshape(condition, condition.shape + inner), x, y)
 
 
 def _strong(x: Any) -> Any:

@@ -168,8 +168,14 @@ class Stream:
         rows = {key: as_types(key, record[key], self.rows[key]) for key in self.rows}
         first = next(iter(rows.values()))
         values = {key: one.leaves for key, one in rows.items()}
+        event = values, dict(first.steps), first.mask
+        if self.apart:
+            like = jax.typeof(jax.tree.leaves(state)[0])
+            event = jax.tree.map(
+                lambda x: _compat.with_lanes_of(x, like, first.lanes), event
+            )
         fold = self._mapped(self._fold, first.lanes)
-        new, due = fold(state, values, dict(first.steps), first.mask)
+        new, due = fold(state, *event)
         return jax.tree.map(_like, new, state), due
 
     def _mapped(self, fun: Callable[..., Any], lanes: int) -> Callable[..., Any]:
