@@ -5,7 +5,7 @@ differentiated code, and decide outside what happens to it: `lox.spool` returns 
 beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
-from . import _hooks as _hooks, _linen as _linen
+from . import _derivatives as _derivatives, _hooks as _hooks, _linen as _linen
 from ._errors import (
     DtypeError as DtypeError,
     LoxError as LoxError,

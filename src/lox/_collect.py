@@ -10,7 +10,7 @@ from ._events import Event, Selection
 from ._rows import Record, Reductions, Rows, is_reduced, rows_of
 from ._stream import Stream
 from ._streams import Streams, groups
-from ._survey import logs_alike, same_lines, survey, survey_equation
+from ._survey import survey, survey_equation
 from ._take import Taker, check_window
 from ._walk import Collector, State, Walk, events_of
 
@@ -82,11 +82,6 @@ class _Spooler(Taker):
 
     def whole(self, state: State, part: State) -> State:
         return {**state, **part}
-
-    def logs_alike(self, rule: Any, function: Any) -> bool:
-        if not self._streams:  # then the rows themselves will be compared
-            return same_lines(rule, function, self._selection)
-        return logs_alike(rule, function, self._selection, self._reductions)
 
     def rows_only(self, walk: Walk, eqn: Any) -> Collector:
         types = survey_equation(walk, eqn, self._selection, self._reductions)

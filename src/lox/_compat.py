@@ -6,15 +6,21 @@ the function that needs it says what is lost without it.
 """
 
 import copy
+import functools
+import inspect
 import os
+import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax import lax
+from jax._src import core
+from jax._src.interpreters import ad as ad_internal
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
 from jax.extend import core as jex, linear_util as lu, source_info_util
@@ -53,6 +59,7 @@ __all__ = [
     "ad",
     "batching",
     "bind",
+    "hijax_p",
     "mlir",
 ]
 
@@ -119,18 +126,39 @@ def close(x: Any) -> Any:
     return x if isinstance(x, jex.ClosedJaxpr) else jex.ClosedJaxpr(x, ())
 
 
-def constants_to_inputs(closed: Any) -> tuple[Any, list[Any]]:
+def _constants(x: Any) -> tuple[Any, Sequence[Any]]:
+    """The variables of a jaxpr's constants, and their values, if it has them."""
+    constvars = open_jaxpr(x).constvars
+    values = x.consts if isinstance(x, jex.ClosedJaxpr) else ()
+    return constvars, values or ()
+
+
+def rewritten(like: Any, rewrite: Callable[[Any], Any]) -> Any:
+    """A jaxpr, closed or not, with what `rewrite` makes of it as a closed one.
+
+    An open jaxpr may have constants, whose values come from elsewhere.
+    """
+    constvars, values = _constants(like)
+    if isinstance(like, jex.ClosedJaxpr) and len(values) == len(constvars):
+        return rewrite(like)
+    new = rewrite(jex.ClosedJaxpr(_with_constants_as_inputs(open_jaxpr(like)), ()))
+    assert not new.consts, "a rewritten jaxpr has constants of its own"
+    inputs, count = new.jaxpr.invars, len(constvars)
+    return new.jaxpr.replace(constvars=inputs[:count], invars=inputs[count:])
+
+
+def constants_to_inputs(x: Any) -> tuple[Any, list[Any]]:
     """An open jaxpr whose first inputs are what were its constants, and those."""
-    jaxpr = closed.jaxpr
-    if not closed.consts:
-        return jaxpr, []
-    return (
-        jaxpr.replace(
-            constvars=[],
-            invars=[*jaxpr.constvars, *jaxpr.invars],
-            debug_info=_unnamed(jaxpr.debug_info),
-        ),
-        list(closed.consts),
+    return _with_constants_as_inputs(open_jaxpr(x)), list(_constants(x)[1])
+
+
+def _with_constants_as_inputs(jaxpr: Any) -> Any:
+    if not jaxpr.constvars:
+        return jaxpr
+    return jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=_unnamed(jaxpr.debug_info),
     )
 
 
@@ -166,6 +194,15 @@ def trace(
     wrapped = lu.wrap_init(flat, debug_info=info)
     jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
     return jex.ClosedJaxpr(jaxpr, consts), tree, list(out_avals)
+
+
+def only_effects(closed: Any) -> tuple[Any, list[Any]]:
+    """What the effects of a program need: an open jaxpr, and its first inputs."""
+    from jax._src.interpreters import partial_eval as internal
+
+    jaxpr, consts = constants_to_inputs(closed)
+    unused = [False] * len(jaxpr.outvars)
+    return internal.dce_jaxpr(jaxpr, unused, instantiate=True)[0], consts
 
 
 def without_forwarded(
@@ -294,9 +331,11 @@ class equation_context:
 
 def hijax(eqn: JaxprEqn) -> Any:
     """The high-level primitive that `eqn` calls, or None."""
-    if eqn.primitive.name != "call_hi_primitive":
-        return None
-    return eqn.params.get("_prim")
+    return hijax_of(eqn.primitive, eqn.params)
+
+
+def hijax_of(primitive: Any, params: dict[str, Any]) -> Any:
+    return params.get("_prim") if primitive.name == "call_hi_primitive" else None
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
@@ -309,6 +348,20 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
                 yield item.jaxpr
             elif _is_hijax(item):
                 yield from jaxprs_in(item.params)
+
+
+def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
+    """Every jaxpr in an equation; of a high-level primitive without any, its own.
+
+    Such a one runs Python code when it is expanded. Its effects tell whether that may
+    log.
+    """
+    found = False
+    for jaxpr in jaxprs_in(eqn.params):
+        found = True
+        yield jaxpr
+    if not found and eqn.effects and hijax(eqn) is not None:
+        yield expanded_hijax(eqn)
 
 
 def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -342,9 +395,12 @@ def _is_hijax(item: Any) -> bool:
     )
 
 
-def expand_hijax(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-    """Runs a high-level primitive by its definition in lower ones."""
-    return list(eqn.primitive.to_lojax(*args, **eqn.params))
+def expanded_hijax(eqn: JaxprEqn) -> Any:
+    """The definition of a high-level primitive in lower ones, as a closed jaxpr."""
+    avals = [var.aval for var in eqn.invars]
+    return jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(
+        *avals
+    )
 
 
 # --- jit ---------------------------------------------------------------------
@@ -378,6 +434,17 @@ _while_eqn: Any = jax.make_jaxpr(
 )(0.0).eqns[0]
 _checkpoint_eqn: Any = jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0]
 checkpoint_p: Any = _checkpoint_eqn.primitive
+linear_solve_p: Any = (
+    jax.make_jaxpr(lambda x: lax.custom_linear_solve(lambda v: v, x, lambda _, b: b))(
+        0.0
+    )
+    .eqns[0]
+    .primitive
+)
+try:
+    from jax._src.hijax import call_hi_primitive_p as hijax_p
+except ImportError:  # then there are no high-level primitives
+    hijax_p = None
 scan_p: Any = _scan_eqn.primitive
 cond_p: Any = _cond_eqn.primitive
 while_p: Any = _while_eqn.primitive
@@ -413,6 +480,15 @@ def scan_params(
     if "linear" in params:  # up to 0.9
         new["linear"] = (False,) * (consts + carry + xs)
     return new
+
+
+def comparable_params(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation, without what does not matter to what it does."""
+    params = dict(eqn.params)
+    if eqn.primitive is scan_p and _FLAT_TREES:
+        params["ft_in"] = scan_sizes(params, len(eqn.invars))
+        del params["ft_out"]
+    return params
 
 
 # --- shard_map ---------------------------------------------------------------
@@ -509,6 +585,228 @@ def zero_tangent(x: Any) -> Any:
     return zeros_of_aval(jax.typeof(x).to_tangent_aval())
 
 
+# --- functions that run under a watch ----------------------------------------
+
+
+class Watch(Protocol):
+    """What looks at the primitives that a function binds, and may change them."""
+
+    def begin(self) -> "Watch":
+        """The watch for one run of the function."""
+        ...
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Binds a primitive, in the trace that is around the watched function."""
+        ...
+
+    def inside(self, role: str, name: str) -> "Watch | None":
+        """The watch for a function that a primitive is given; None for none.
+
+        Args:
+            role: `"call"` for what is called, `"jvp"`, `"fwd"` and `"bwd"` for the
+                derivative rules of a custom function.
+            name: the places of the custom function and its rule; empty for others.
+        """
+        ...
+
+
+class _WatchTrace(core.Trace):
+    """Passes everything on to the trace around it, by way of a watch.
+
+    It has no tracers of its own: a watched function sees the values that it would see
+    otherwise, so that its Python control flow is what it was.
+    """
+
+    __slots__ = ("parent_trace", "watch")
+
+    def __init__(self, parent: Any, watch: Watch) -> None:
+        super().__init__()
+        self.parent_trace = parent
+        self.watch = watch
+        self.requires_low = False  # the trace around it expands what it must
+
+    def stage_value(self, value: Any) -> Any:
+        return self.parent_trace.stage_value(value)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        with core.set_current_trace(self.parent_trace):
+            return self.watch.bind(primitive, args, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **params: Any
+    ) -> Any:
+        name = _name_of(fun, jvp)
+        fun = self._watched(fun, "call", name)
+        jvp = self._watched(jvp, "jvp", name)
+        return self.parent_trace.process_custom_jvp_call(
+            primitive, fun, jvp, args, **params
+        )
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **params: Any
+    ) -> Any:
+        name = _name_of(fun, bwd)
+        fun = self._watched(fun, "call", name)
+        fwd = self._watched(fwd, "fwd", name)
+        bwd = self._watched(bwd, "bwd", name)
+        return self.parent_trace.process_custom_vjp_call(
+            primitive, fun, fwd, bwd, args, **params
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # `shard_map` and the like: each kind of trace has a method for them
+        process = getattr(self.parent_trace, name)
+        if not name.startswith("process_"):
+            return process
+
+        def passed_on(*args: Any, **params: Any) -> Any:
+            new = [
+                self._watched(x, "call", "") if isinstance(x, lu.WrappedFun) else x
+                for x in args
+            ]
+            return process(*new, **params)
+
+        return passed_on
+
+    def _watched(self, fun: Any, role: str, name: str) -> Any:
+        watch = self.watch.inside(role, name)
+        return fun if watch is None else watched_rule(fun, watch)
+
+
+def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    """`fun`, with every primitive that it binds given to `watch`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        around = core.trace_ctx.trace
+        with core.set_current_trace(_WatchTrace(around, watch.begin())):
+            return fun(*args, **kwargs)
+
+    return run
+
+
+def watched_rule(fun: Any, watch: Watch) -> Any:
+    """The same for a function in JAX's own wrapping."""
+    run = watched(fun.call_wrapped, watch)
+    kind: Any = getattr(ad_internal, "CustomBwdWithAccums", ())
+    if isinstance(fun.f, kind) and not fun.transforms:
+        run = _accumulating(fun.f, watch)
+    return lu.wrap_init(run, debug_info=fun.debug_info)
+
+
+def _accumulating(rule: Any, watch: Watch) -> Any:
+    """From 0.12 on, a backward rule may add to accumulators, and return nothing."""
+
+    class Watched(ad_internal.CustomBwdWithAccums):  # type: ignore[misc, name-defined]
+        def call_with_accums(self, *args: Any) -> Any:
+            return watched(rule.call_with_accums, watch)(*args)
+
+        def __call__(self, *args: Any) -> Any:
+            return watched(rule, watch)(*args)
+
+    return Watched()
+
+
+def name_of_custom_jvp(eqn: JaxprEqn) -> str:
+    """The name by which a `custom_jvp` function is known to a watch."""
+    return _name_of(open_jaxpr(eqn.params["call_jaxpr"]), eqn.params["jvp_jaxpr_fun"])
+
+
+def placed_like(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """`fun`, but JAX takes it for a function of the same name and place as `like`."""
+    found = re.fullmatch(r"(\S+) at (.+):(\d+)", _place_of(open_jaxpr(like)))
+    if found is None:
+        return fun
+
+    def call(*args: Any) -> Any:
+        return fun(*args)
+
+    name, file, line = found.groups()
+    code = call.__code__.replace(
+        co_name=name, co_filename=file, co_firstlineno=int(line)
+    )
+    return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
+
+
+def _name_of(function: Any, rule: Any) -> str:
+    return f"{_place_of(function)}, {_place_of(rule)}"
+
+
+def _place_of(rule: Any) -> str:
+    info = getattr(rule, "debug_info", None)
+    return getattr(info, "func_src_info", None) or ""
+
+
+def watch_derivatives(
+    of_vjp: Callable[[], tuple[Watch, Watch]], of_jvp: Callable[[str], Watch]
+) -> None:
+    """Has the rules of custom functions watched wherever JAX differentiates one.
+
+    Args:
+        of_vjp: gives the watches for a forward and a backward rule.
+        of_jvp: from the name of a custom function, the watch for its rule.
+    """
+    for kind in (ad_internal.JVPTrace, ad_internal.LinearizeTrace):
+        _watch_derivatives_of(kind, of_vjp, of_jvp)
+
+
+def _watch_derivatives_of(kind: Any, of_vjp: Any, of_jvp: Any) -> None:
+    vjp_call, jvp_call = kind.process_custom_vjp_call, kind.process_custom_jvp_call
+
+    def process_custom_vjp_call(
+        self: Any, prim: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **params: Any
+    ) -> Any:
+        if not _is_jax_rule(_place_of(bwd), _place_of(fun)):
+            forward, backward = of_vjp()
+            fwd, bwd = watched_rule(fwd, forward), watched_rule(bwd, backward)
+        return vjp_call(self, prim, fun, fwd, bwd, args, **params)
+
+    def process_custom_jvp_call(
+        self: Any, prim: Any, fun: Any, jvp: Any, args: Any, /, **params: Any
+    ) -> Any:
+        if not _is_jax_rule(_place_of(jvp), _place_of(fun)):
+            jvp = watched_rule(jvp, of_jvp(_name_of(fun, jvp)))
+        return jvp_call(self, prim, fun, jvp, args, **params)
+
+    kind.process_custom_vjp_call = process_custom_vjp_call
+    kind.process_custom_jvp_call = process_custom_jvp_call
+
+
+def watch_jacfwd(watch: Watch) -> bool:
+    """Has the function that `jax.jacfwd` differentiates watched; False if it cannot be.
+
+    `jacfwd` is `vmap` of forward mode over the input's dimensions. It shares a function
+    with `jax.jvp`, which is told apart by who calls.
+    """
+    from jax._src import api
+
+    original = getattr(api, "_jvp", None)
+    jvp = getattr(inspect.unwrap(api.jvp), "__code__", None)
+    if original is None or jvp is None or "_jvp" not in jvp.co_names:
+        return False
+
+    @functools.wraps(original)
+    def _jvp(fun: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_code is not jvp:
+            is_rule = isinstance(fun, lu.WrappedFun)
+            fun = watched_rule(fun, watch) if is_rule else watched(fun, watch)
+        return original(fun, *args, **kwargs)
+
+    api._jvp = _jvp
+    return True
+
+
+def called_by_jacfwd() -> bool:
+    """Whether `jax.jacfwd` is among the functions that called us."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        in_jax = code.co_filename.startswith(_JAX)
+        if in_jax and code.co_name == "jacfun" and "_jvp" in code.co_names:
+            return True
+        frame = frame.f_back
+    return False
+
+
 # --- hooks: rules of JAX's that run before any transformation of ours can look
 
 
@@ -531,7 +829,7 @@ def wrap_lowering(primitive: Any, wrap: Callable[[Any], Any]) -> None:
 
 
 def _rule_table(name: str) -> Any:
-    from jax._src.interpreters import ad as ad_internal, partial_eval as pe_internal
+    from jax._src.interpreters import partial_eval as pe_internal
 
     if name == "checkify":
         return sys.modules["jax._src.checkify"].error_checks
@@ -634,8 +932,6 @@ def broadcast_lanes(x: Any, axis_data: Any) -> Any:
 
 def lane_aval(axis_data: Any, dim: Any, aval: Any) -> Any:
     """The type that one lane has of a batched value."""
-    from jax._src import core
-
     return core.mapped_aval(axis_data.size, dim, aval)
 
 
@@ -1095,44 +1391,101 @@ def _cotangent_aval(aval: Any) -> Any:
 
 def rules_of_jax(eqn: JaxprEqn) -> bool:
     """Whether a custom function is one of JAX's own (`relu`, say)."""
-    for name in ("jvp_jaxpr_fun", "bwd", "rule"):
-        info = getattr(eqn.params.get(name), "debug_info", None)
-        where = getattr(info, "func_src_info", None) or ""
-        if os.path.dirname(jax.__file__) in where:
-            return True
-    return False
+    call = next(
+        (eqn.params[x] for x in ("call_jaxpr", "call") if x in eqn.params), None
+    )
+    function = _place_of(call if call is None else open_jaxpr(call))
+    rules = (eqn.params.get(name) for name in ("jvp_jaxpr_fun", "bwd", "rule"))
+    return any(_is_jax_rule(_place_of(rule), function) for rule in rules)
+
+
+# Those of JAX's modules whose rules call no function of the user's. Elsewhere they do:
+# in `custom_gradient`, `custom_root` and `odeint`.
+_WITHOUT_USERS = tuple(
+    os.path.join(os.path.dirname(jax.__file__), "_src", *path.split("/"))
+    for path in (
+        "lax/lax.py",
+        "lax/other.py",
+        "lax/erf.py",
+        "nn/",
+        "numpy/",
+        "scipy/special.py",
+        "third_party/",
+        "cudnn/",
+    )
+)
+
+
+# the rule that `defjvps` makes, whoever calls it
+_DEFJVPS = os.path.join("jax", "_src", "custom_derivatives.py")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_jax_rule(rule: str, function: str) -> bool:
+    place = function if _DEFJVPS in rule else rule
+    return any(path in place for path in _WITHOUT_USERS)
 
 
 def closed_over_error() -> Exception:
     """What JAX raises where a `custom_vjp` function closes over what is varied."""
-    from jax._src.interpreters import ad as ad_internal
-
     return ad_internal.CustomVJPException()
 
 
 def changed_equation(
-    eqn: JaxprEqn, change: Callable[[Any], Any]
+    eqn: JaxprEqn, change: Callable[[Any], Any], watch: Watch
 ) -> Callable[..., list[Any]]:
-    """Binds `eqn` with each of its jaxprs changed, as a function of its inputs."""
+    """Binds `eqn` with each of its jaxprs changed, as a function of its inputs.
+
+    The Python functions of a high-level primitive are watched instead.
+    """
     prim = hijax(eqn)
     if prim is None:
         params = map_jaxprs(eqn.params, change)
         return lambda *args: bind(eqn, args, **params)
+    new = watched_hijax(prim, change, watch)
+    return lambda *args: bind(eqn, args, _prim=new)
+
+
+def watched_hijax(prim: Any, change: Callable[[Any], Any], watch: Watch) -> Any:
+    """A high-level primitive with its jaxprs changed and its functions watched."""
+
+    def new_param(value: Any) -> Any:
+        if isinstance(value, types.FunctionType | functools.partial):
+            return watched(value, watch)
+        return value
+
     new = copy.copy(prim)
     new.params = map_jaxprs(prim.params, change)
+    new.params = {name: new_param(value) for name, value in new.params.items()}
     new.__dict__.update(new.params)
-    if prim.effects:
-        jaxprs = list(jaxprs_in(new.params))
+    jaxprs = list(jaxprs_in(new.params))
+    if prim.effects and jaxprs:
         new.effects = frozenset().union(*(open_jaxpr(j).effects for j in jaxprs))
+    for name in ("expand", "batch", *_HIJAX_RULES):
+        if hasattr(prim, name):
+            setattr(new, name, watched(getattr(new, name), watch))
+    return new
 
-    def expand(*args: Any) -> Any:
-        # most of these run Python code when they are expanded
-        closed, shape = jax.make_jaxpr(prim.expand, return_shape=True)(*args)
-        outs = evaluate(change(closed), jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
-    new.expand = expand
-    return lambda *args: bind(eqn, args, _prim=new)
+def hijax_with_watched_rules(prim: Any, watch: Watch) -> Any:
+    """A high-level primitive whose derivative rules are watched, and nothing else."""
+    new = copy.copy(prim)
+    for name in _HIJAX_RULES:
+        if hasattr(prim, name):
+            setattr(new, name, watched(getattr(prim, name), watch))
+    return new
+
+
+# the derivative rules of a high-level primitive
+_HIJAX_RULES = (
+    "jvp",
+    "lin",
+    "linearized",
+    "transpose",
+    "vjp_fwd",
+    "vjp_bwd",
+    "vjp_bwd_retval",
+)
 
 
 def trace_context() -> Any:

@@ -1,7 +1,10 @@
 """Rules for functions with derivative or transposition rules of their own.
 
-Logs become extra results of a new custom function, with no derivative. The hidden
-rules go through the same traversal, or `grad(spool(f))` would print from them.
+Logs become extra results of a new custom function, with no derivative. A transformation
+that is differentiated gives what the function itself logs: the events of its derivative
+rules are taken out of them, or `grad(spool(f))` would print from them. Rules that were
+traced go through the same traversal; a backward rule runs under a watch, since it may
+need the Python values that it gets as residuals.
 """
 
 from collections.abc import Sequence
@@ -12,17 +15,23 @@ import jax
 from . import _compat
 from ._compat import SymbolicZero
 from ._errors import UnsupportedPrimitiveError
+from ._events import Event
+from ._primitive import log_p
 from ._rows import Record, outline
+from ._same_events import same_events
 from ._walk import (
+    Collector,
     Remover,
     Rule,
     State,
     Walk,
+    events_of,
     hidden_rules,
     rule,
     unsupported,
     without_events,
 )
+from ._watch import Changer, DerivativeRule, Dropper, Line, lines_of
 
 Result = tuple[list[Any], Record, State]
 
@@ -50,13 +59,14 @@ def _state_outside(inner: Rule) -> Rule:
 @_state_outside
 def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    if walk.collector.beside:
+        return _events_beside(_custom_jvp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves) + consts
     results = len(old.out_avals)
 
-    @jax.custom_jvp
-    def fun(*flat: Any) -> list[Any]:
+    def call(*flat: Any) -> list[Any]:
         return _evaluate_body(new, flat, results)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -67,7 +77,9 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         jaxpr, out_zeros = _compat.jvp_rule_jaxpr(eqn, zeros)
         ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
         before = state_tree.unflatten(primals[: len(leaves)])
-        outs, rest = _evaluate_rule(walk, jaxpr, ins, before, old, new, tree, primals)
+        outs, rest = _evaluate_rule(
+            walk, eqn, jaxpr, ins, before, old, new, tree, primals
+        )
         values = outs[:results]
         given = iter(outs[results:])
         out_tangents = [
@@ -76,7 +88,11 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         ]
         return [*values, *rest], [*out_tangents, *map(_zero, rest)]
 
-    fun.defjvp(jvp, symbolic_zeros=True)
+    # it can still be told that a rule calls its own function (see _derivatives)
+    fun = jax.custom_jvp(_compat.placed_like(call, old))
+    fun.defjvp(
+        _compat.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]), symbolic_zeros=True
+    )
     return tree.unflatten(fun(*leaves, *args))
 
 
@@ -84,6 +100,8 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 @_state_outside
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    if walk.collector.beside:
+        return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves) + consts
@@ -102,7 +120,7 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         jaxpr = _compat.fwd_rule_jaxpr(eqn, perturbed[front:])
         before = state_tree.unflatten(values[: len(leaves)])
         outs, rest = _evaluate_rule(
-            walk, jaxpr, values[front:], before, old, new, tree, values
+            walk, eqn, jaxpr, values[front:], before, old, new, tree, values
         )
         residuals, outs = _compat.fwd_rule_residuals(eqn, values[len(leaves) :], outs)
         return [*outs, *rest], (before if constant else None, residuals)
@@ -112,11 +130,40 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         given = list(cotangents[:results])
         if not eqn.params["symbolic_zeros"]:
             given = [_instantiate(ct) for ct in given]
-        outs, logs = _cleaned_bwd(walk, eqn, before)(*residuals, *given)
+        rule = _watched_bwd(walk, eqn, before, _lines_in(old))
+        outs, logs = rule(*residuals, *given)
         return (*[None] * front, *outs), logs
 
     _compat.define_vjp(fun, fwd, bwd)
     return tree.unflatten(fun(*leaves, *args))
+
+
+def _events_beside(
+    rule: Rule,
+    walk: Walk,
+    eqn: Any,
+    args: list[Any],
+    state: State,
+    function: Any,
+    inputs: Sequence[Any],
+) -> Result:
+    """Evaluates an equation without its events, and then what they need alone.
+
+    Args:
+        rule: the rule of the equation.
+        walk, eqn, args, state: what it gets.
+        function: what the equation runs.
+        inputs: the inputs of that.
+    """
+    silent = Walk(Dropper(_lines_in(function), anchors=True))
+    outs, _, _ = rule(silent, eqn, args, None)
+    jaxpr, consts = _compat.only_effects(_compat.close(function))
+    _, record, state = walk(_compat.close(jaxpr), [*consts, *inputs], state)
+    return outs, record, state
+
+
+def _lines_in(jaxpr: Any) -> frozenset[Line]:
+    return frozenset(lines_of(events_of(jaxpr)))
 
 
 def _evaluate_body(body: Any, args: Sequence[Any], results: int) -> list[Any]:
@@ -130,7 +177,8 @@ def _evaluate_body(body: Any, args: Sequence[Any], results: int) -> list[Any]:
 
 def _evaluate_rule(
     walk: Walk,
-    jaxpr: Any,
+    eqn: Any,
+    rule: Any,
     ins: Sequence[Any],
     before: State,
     function: Any,
@@ -143,62 +191,62 @@ def _evaluate_rule(
     A rule that logs what its function logs (most call it) gives these rows itself. For
     one that does not, they come from the function, whose results nobody then needs.
     """
+    collector = walk.collector
+    if not collector.takes:
+        outs, record, after = Walk(collector.in_rules())(rule, ins, before)
+        leaves = jax.tree.leaves((record, after))
+        return outs, list(map(jax.lax.stop_gradient, leaves))
     _, body_record, _ = body_tree.unflatten(body.out_avals)
-    if walk.collector.logs_alike(jaxpr, function):
-        outs, record, after = walk(jaxpr, ins, before)
+    once = _without_recomputation(eqn, rule)
+    if same_events(once, function, collector.wants):
+        outs, record, after = walk(once, ins, before)
         if outline(record) == outline(body_record):
             leaves = jax.tree.leaves((record, after))
             return outs, list(map(jax.lax.stop_gradient, leaves))
-    else:
-        outs, _, _ = Walk(Remover(walk.collector.wants))(jaxpr, ins, ())
+    outs, _, _ = Walk(collector.in_rules(_lines_in(function)))(once, ins, None)
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
     # what the rule leaves for others it has left already
     clean = without_events(body)
     return outs, _evaluate_body(clean, body_args, results)[results:]
 
 
-def _cleaned_bwd(walk: Walk, eqn: Any, state: State = None) -> Any:
-    """The backward rule with its events taken."""
-    call = _compat.bwd_rule(eqn)
+def _without_recomputation(eqn: Any, rule: Any) -> Any:
+    """A rule of `custom_jvp` that logs its function's events once, if at all."""
+    if eqn.primitive.name != "custom_jvp_call" or not events_of(rule):
+        return rule
+    watch = DerivativeRule(name=_compat.name_of_custom_jvp(eqn))
 
-    def cleaned(*args: Any) -> tuple[list[Any], Any]:
-        arrays = [x for x in args if type(x) is not SymbolicZero]
+    def run(*args: Any) -> list[Any]:
+        return _compat.watched(_compat.evaluate, watch)(rule, args)
 
-        def flat(*arrays: Any) -> tuple[list[Any], Any]:
-            rest = iter(arrays)
-            full = [x if type(x) is SymbolicZero else next(rest) for x in args]
-            return call(*full)
+    return _compat.trace(run, rule.in_avals, rule)[0]
 
-        closed, shape = jax.make_jaxpr(flat, return_shape=True)(*arrays)
-        outs, _, _ = _rule_walk(walk)(closed, arrays, state)
-        return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
-    return cleaned
+def _watched_bwd(
+    walk: Walk, eqn: Any, state: State = None, lines: frozenset[Line] = frozenset()
+) -> Any:
+    """The backward rule with its events received.
+
+    Args:
+        walk: the traversal.
+        eqn: the call of the function.
+        state: the state before it.
+        lines: those by which the function itself logs.
+    """
+    watch = Changer(walk.collector.in_rules(lines), state)
+    return _compat.watched(_compat.bwd_rule(eqn), watch)
 
 
 @hidden_rules("custom_jvp_call")
 def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
-    def changed(closed: Any) -> Any:
-        return _without_rows(walk, closed)
-
-    return _compat.changed_jvp_rule(eqn, changed)
+    change = Changer(walk.collector.in_rules()).changed
+    return _compat.changed_jvp_rule(eqn, change)
 
 
 @hidden_rules("custom_vjp_call")
 def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
-    def changed(closed: Any) -> Any:
-        return _without_rows(walk, closed)
-
-    return _compat.changed_vjp_rules(eqn, changed, _cleaned_bwd(walk, eqn))
-
-
-def _without_rows(walk: Walk, closed: Any) -> Any:
-    """A rule whose function gives no rows: its events are delivered, or removed."""
-    if not walk.wants_in(closed):
-        return closed
-    if walk.collector.gives_rows:
-        return without_events(closed, walk.collector.wants)
-    return Walk(walk.collector).rebuilt(closed, None)[0]
+    change = Changer(walk.collector.in_rules()).changed
+    return _compat.changed_vjp_rules(eqn, change, _watched_bwd(walk, eqn))
 
 
 @rule("custom_linear_solve")
@@ -210,39 +258,42 @@ def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> R
     end = start + lengths.solve
     tail = sum(lengths)
 
-    def run(state: State, *args: Any) -> Any:
-        return walk(jaxprs.solve, [*args[start:end], *args[tail:]], state)
+    def inputs(args: Sequence[Any]) -> list[Any]:
+        return [*args[start:end], *args[tail:]]
 
-    return _with_derivative_of(walk, eqn, args, state, run)
+    if walk.collector.beside:
+        return _events_beside(
+            _linear_solve_rule, walk, eqn, args, state, jaxprs.solve, inputs(args)
+        )
+    return _with_derivative_of(walk, eqn, args, state, jaxprs.solve, inputs)
 
 
 @rule("call_hi_primitive")
 @_state_outside
 def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    def run(state: State, *args: Any) -> Any:
-        expanded = jax.make_jaxpr(lambda *a: _compat.expand_hijax(eqn, a))(*args)
-        return walk(expanded, args, state)
-
-    return _with_derivative_of(walk, eqn, args, state, run)
+    expanded = _compat.expanded_hijax(eqn)
+    if walk.collector.beside:
+        return _events_beside(_hijax_rule, walk, eqn, args, state, expanded, args)
+    if not walk.collector.takes and not jax.tree.leaves(state):
+        watch = Changer(walk.collector)
+        new = _compat.watched_hijax(_compat.hijax(eqn), watch.changed, watch)
+        return _compat.bind(eqn, args, _prim=new), Record(), state
+    return _with_derivative_of(walk, eqn, args, state, expanded, list)
 
 
 def _with_derivative_of(
-    walk: Walk, eqn: Any, args: list[Any], state: State, run: Any
+    walk: Walk, eqn: Any, args: list[Any], state: State, solution: Any, inputs: Any
 ) -> Result:
     """Evaluates `run`, with the derivatives of `eqn` once its events are removed."""
-    clean = _compat.changed_equation(
-        eqn, lambda jaxpr: without_events(_compat.close(jaxpr), walk.collector.wants)
-    )
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves)
     avals = [*map(jax.typeof, leaves), *(var.aval for var in eqn.invars)]
 
     def flat_run(*flat: Any) -> Any:
-        return run(state_tree.unflatten(flat[:front]), *flat[front:])
+        before = state_tree.unflatten(flat[:front])
+        return walk(solution, inputs(flat[front:]), before)
 
-    like = next(iter(_compat.jaxprs_in(eqn.params)))
-    new, tree, _ = _compat.trace(flat_run, avals, like)
-
+    new, tree, _ = _compat.trace(flat_run, avals, solution)
     results = len(eqn.outvars)
 
     @jax.custom_jvp
@@ -251,11 +302,45 @@ def _with_derivative_of(
 
     @fun.defjvp
     def _jvp(primals: Any, tangents: Any) -> Any:
+        lines = _lines_in(solution)
+        watch = Changer(_Derivative(walk.collector, lines, in_rules=not leaves))
+        clean = _compat.changed_equation(eqn, watch.changed, watch)
         outs, out_tangents = jax.jvp(clean, primals[front:], tangents[front:])
         rest = _evaluate_body(new, primals, results)[results:]
         return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]
 
     return tree.unflatten(fun(*leaves, *args))
+
+
+class _Derivative(Collector):
+    """Removes the events of a solution, wherever they come again.
+
+    Other events of the derivatives go the way of those in derivative rules, or, where
+    there is no state that they would need, away.
+    """
+
+    gives_rows = False
+
+    def __init__(
+        self, collector: Collector, lines: frozenset[Line], in_rules: bool
+    ) -> None:
+        self._rest = collector.in_rules(lines) if in_rules else Remover(collector.wants)
+        self._dropped = Dropper(lines)
+        self.key = (self,)
+
+    def wants(self, event: Event) -> bool:
+        return self._dropped.wants(event) or self._rest.wants(event)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        kept = self._dropped.kept(event, operands)
+        if kept is None:
+            return Record(), state
+        if not self._rest.wants(event):
+            log_p.bind(*kept[1], event=kept[0])
+            return Record(), state
+        return self._rest.receive(*kept, state)
 
 
 @rule("custom_vmap_call")

@@ -17,7 +17,7 @@ from ._rows import Record, Reductions, event_of, is_reduced, masked, rows_of
 from ._runs import with_run
 from ._stream import Stream
 from ._streams import Streams, emitting, groups
-from ._survey import logs_alike, repeated, survey
+from ._survey import repeated, survey
 from ._take import Taker, check_number, check_prefix, check_window
 from ._walk import State, Walk
 
@@ -162,6 +162,8 @@ class _Tapper(Taker):
         return Record(), state
 
     def keyed(self, state: State) -> list[bool]:
+        if state is None:  # in a `def_vmap` rule
+            return []
         names = [name for name, one in state.items() for _ in jax.tree.leaves(one)]
         return [name != RUN for name in sorted(names)]
 
@@ -171,9 +173,6 @@ class _Tapper(Taker):
 
     def whole(self, state: State, part: State) -> State:
         return {**state, **part} if state else part
-
-    def logs_alike(self, rule: Any, function: Any) -> bool:
-        return logs_alike(rule, function, self._selection, self._reductions)
 
     def _run_of(self, event: Event, state: State) -> Any:
         if state is None and self._has_run:

@@ -119,6 +119,9 @@ class Event:
     # only the running program knows; the rest is not known either. They decide what the
     # numbers can be cast to, not which event this is.
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
+    # set inside `jacfwd`: the `vmap` over its tangents is not to be seen (see
+    # _derivatives). "value": the values do not depend on tangents, "rule": they may
+    once: str = ""
 
     def __repr__(self) -> str:  # as it shows in a jaxpr
         return f"{', '.join((*self.keys, *self.steps))} at {self.source}"

@@ -32,7 +32,15 @@ from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Source
 from ._primitive import log_p
 from ._rows import Record
-from ._walk import Collector, State, Walk, as_array, events_inside, events_of
+from ._walk import (
+    Collector,
+    State,
+    Walk,
+    as_array,
+    events_inside,
+    events_of,
+    remembered,
+)
 
 
 class _Rewriter(Collector):
@@ -57,7 +65,7 @@ class _Anchor(_Rewriter):
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        if state is None:
+        if state is None or isinstance(state, tuple):
             log_p.bind(*operands, event=event)
             return Record(), state
         event = dataclasses.replace(event, anchors=event.anchors + 1)
@@ -305,20 +313,8 @@ def _guarded_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-# What was made of a jaxpr, as long as that lives: JAX's own caches go by identity.
-_made: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
-
-
-def _remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
-    kept = _made.setdefault(jaxpr, {})
-    key = (key, _compat.trace_context())
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
-
-
 def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
-    return _remembered(
+    return remembered(
         branch, (i, index_aval), lambda: _new_guarded_branch(branch, i, index_aval)
     )
 
@@ -454,7 +450,7 @@ def _rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
         **params,
         "cond_nconsts": 0,
         "body_nconsts": consts,
-        **_remembered(
+        **remembered(
             body,
             (weakref.ref(cond), cond_consts, body_consts, guarded),
             lambda: {
@@ -567,9 +563,13 @@ def _once_while_equation(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Number(_Rewriter):
-    """Gives every event a number of its own."""
+    """Gives every event a number of its own.
+
+    JAX cannot take a loop apart in which something has both an effect and results.
+    """
 
     constant_state = False
+    beside = True
 
     def __init__(self) -> None:
         self._count = itertools.count(1)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _compat
-from ._errors import LoxWarning
+from ._errors import LoxWarning, UnsupportedPrimitiveError
 from ._events import Event
 from ._host import callback_errors, default_sink
 
@@ -98,11 +98,31 @@ _compat.register_lowering(log_p, _lowering)
 _compat.inline_calls_without_arguments(ORDERED_LOG_EFFECT)
 
 
+# whether events inside `jacfwd` are marked (see _derivatives)
+jacfwd_is_known = True
+
+
 def _batch(
     axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
 ) -> tuple[list[Any], list[Any]]:
     # This table is consulted even when no operand is mapped, so that a constant logged
     # under `vmap` is logged in every lane.
+    if event.once:
+        batched = any(dim is not None for dim in dims)
+        mark, event = event.once, dataclasses.replace(event, once="")
+        if mark == "value" or not batched:  # all lanes are the same
+            one = [
+                x if dim is None else jax.lax.index_in_dim(x, 0, dim, keepdims=False)
+                for x, dim in zip(operands, dims, strict=True)
+            ]
+            return log_p.bind(*one, event=event), []
+    elif not jacfwd_is_known and _compat.called_by_jacfwd():
+        raise UnsupportedPrimitiveError(
+            f"{', '.join(map(repr, event.keys))}, logged at {event.source}, would be "
+            "logged once for each dimension of the input by `jax.jacfwd` or "
+            "`jax.hessian`: with this version of JAX, lox cannot tell. Use "
+            "`jax.jacrev`, or wrap the function in `lox.nolog`."
+        )
     count = len(operands) - event.anchors
     lanes = []
     for x, dim in zip(operands[:count], dims[:count], strict=True):

@@ -14,9 +14,9 @@ from typing import Any
 from . import _compat
 from ._events import Event, Selection
 from ._primitive import log_p
-from ._rows import Record, outline, rows_of
+from ._rows import Record, rows_of
 from ._take import Taker
-from ._walk import State, Walk, equations_with_events, events_of
+from ._walk import State, Walk, equations_with_events
 
 
 class _Surveyor(Taker):
@@ -90,19 +90,3 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
         return counts + counts if many else counts
 
     return frozenset(key for key, count in counts_of(closed).items() if count > 1)
-
-
-def logs_alike(first: Any, second: Any, selection: Selection, reductions: Any) -> bool:
-    """Whether two programs log by the same lines, as often and in the same shapes."""
-    return same_lines(first, second, selection) and outline(
-        survey(first, selection, reductions)
-    ) == outline(survey(second, selection, reductions))
-
-
-def same_lines(first: Any, second: Any, selection: Selection) -> bool:
-    """Whether two programs log by the same lines, in the same order."""
-
-    def events(closed: Any) -> list[Event]:
-        return list(filter(selection.takes_event, events_of(closed)))
-
-    return events(first) == events(second)

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _compat, _reduce
 from ._errors import LoxTypeError, LoxValueError, LoxWarning
-from ._events import Event, Selection, user_line
+from ._events import Event, Selection, Source, user_line
 from ._primitive import log_p
 from ._rows import Record, is_reduced
 from ._walk import Collector, State, events_of
@@ -19,6 +19,8 @@ class Taker(Collector):
 
     Subclasses say what becomes of a selected event.
     """
+
+    takes = True
 
     def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
         self._selection = selection
@@ -43,22 +45,78 @@ class Taker(Collector):
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         record = Record()
-        taken: set[str] = set()
-        if self._selection.takes_event(event):
-            taken = set(filter(self._selection.takes_key, event.keys))
+        taken = self.taken_keys(event)
         if taken:
             part, values = event.only(taken.__contains__, operands)
             record, state = self.take(part, values, state)
+        self.leave(event, operands, taken)
+        return record, state
+
+    def taken_keys(self, event: Event) -> set[str]:
+        if not self._selection.takes_event(event):
+            return set()
+        return set(filter(self._selection.takes_key, event.keys))
+
+    def leave(self, event: Event, operands: Sequence[Any], taken: set[str]) -> None:
+        """Leaves what was not taken for whoever is outside."""
         left = set(event.keys) if self._keep else set(event.keys) - taken
         if left and not self._outermost:
             part, values = event.only(left.__contains__, operands)
             log_p.bind(*values, event=dataclasses.replace(part, quiet=True))
-        return record, state
+
+    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Collector:
+        return _NotTaken(self, lines, warns=not self._keep)
 
     def take(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         raise NotImplementedError
+
+
+class _NotTaken(Collector):
+    """For derivative rules: removes what a transformation would take elsewhere.
+
+    Inside a derivative, a transformation gives what the function itself logs. Of what
+    its rules alone log, a warning tells.
+    """
+
+    gives_rows = False
+
+    def __init__(self, taker: Taker, lines: frozenset[Any], warns: bool) -> None:
+        self._taker = taker
+        self._known = {key for _, key in lines}
+        self._warns = warns
+        self.key = (self,)
+
+    def wants(self, event: Event) -> bool:
+        return self._taker.wants(event)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        taken = self._taker.taken_keys(event)
+        self._taker.leave(event, operands, taken)
+        missed = [key for key in event.keys if key in taken - self._known]
+        if missed and self._warns:
+            _warn_of_rule(missed, event.source)
+        return Record(), state
+
+
+_warned: dict[Any, Any] = {}  # as Python keeps it: once for each line
+
+
+def _warn_of_rule(keys: list[str], source: Source) -> None:
+    warnings.warn_explicit(
+        f"{', '.join(map(repr, keys))}, logged at {source}, comes from a derivative "
+        "rule alone. A transformation inside a derivative, as in "
+        "`jax.grad(lox.tap(f))`, takes what the function itself logs. To take this "
+        "too, put it outside: `lox.tap(jax.grad(f))`. To leave it out without this "
+        "warning, use `lox.nolog` in the rule.",
+        LoxWarning,
+        source.file,
+        source.line,
+        registry=_warned,
+    )
 
 
 is_outermost = _compat.at_top_level

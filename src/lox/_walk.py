@@ -33,6 +33,13 @@ class Collector:
     constant_state = False
     # whether only the types of the rows matter, and not how many a loop gives
     types_only = False
+    # whether it takes the events of a function, and not those of its derivative rules
+    takes = False
+    # whether the events of a custom function come beside its call, which has none then
+    beside = False
+    # set if there are neither rows nor a state: what it makes of a jaxpr is remembered
+    # by this
+    key: Any = None
 
     def wants(self, event: Event) -> bool:
         """Whether this event is to be received; if not, it stays where it is."""
@@ -73,10 +80,14 @@ class Collector:
         """Puts rows into the state; gives back those that do not belong there."""
         return record, state
 
-    def logs_alike(self, rule: Any, function: Any) -> bool:
-        """Whether a derivative rule puts into the state what its function would."""
-        del rule, function
-        return True
+    def in_rules(self, lines: frozenset[Any] = frozenset()) -> "Collector":
+        """What does the same with the events of a function's derivative rules.
+
+        Args:
+            lines: those by which the function itself logs, with their keys.
+        """
+        del lines
+        return self
 
 
 class Rule(Protocol):
@@ -109,6 +120,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def has_rule(primitive: Any) -> bool:
+    return primitive.name in _rules
 
 
 # How to change the parameters of an equation that logs nothing itself, but whose
@@ -208,13 +223,21 @@ class Walk:
         """Whether the collector wants any event in this jaxpr."""
         return any(self.collector.wants(event) for event in events_of(jaxpr))
 
+    def has_rule_for(self, eqn: Any) -> bool:
+        """Whether the primitive of an equation is known."""
+        return has_rule(eqn.primitive)
+
     def rule_for(self, eqn: Any) -> Rule:
         found = _rules.get(eqn.primitive.name)
         if found is not None:
             return found
         wanted = any(self.collector.wants(event) for event in events_inside(eqn))
-        if not wanted or isinstance(self.collector, Remover):
-            return _remove_rule
+        if {"treedef", "static"} <= eqn.params.keys() and not (
+            wanted and (self.collector.takes or isinstance(self.collector, Remover))
+        ):
+            return _bind_rule
+        if not wanted or self.collector.key is not None:
+            return _rewrite_rule
         raise UnsupportedPrimitiveError(unsupported(self, eqn))
 
     def rebuilt(
@@ -256,6 +279,30 @@ class Walk:
             new, out_tree, _ = _compat.trace(flat, avals, like)
             kept = self._memo[memo_key] = (like, (new, out_tree))
         return kept[1]
+
+    def rewritten(self, jaxpr: Any) -> Any:
+        """A jaxpr, closed or not, whose events the collector has received."""
+
+        def make() -> Any:
+            return _compat.rewritten(jaxpr, lambda x: self.rebuilt(x, ())[0])
+
+        if not self.wants_in(jaxpr) and not hides_rules(jaxpr):
+            return jaxpr
+        key = self.collector.key
+        return make() if key is None else remembered(jaxpr, key, make)
+
+
+# What was made of a jaxpr, as long as that lives: JAX's own caches go by identity.
+_made: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
+
+
+def remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
+    """`make()`, or what it gave for this jaxpr and key before."""
+    kept = _made.setdefault(jaxpr, {})
+    key = (key, _compat.trace_context())
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def unsupported(walk: Walk, eqn: Any) -> str:
@@ -323,15 +370,18 @@ def has_hidden_rules(eqn: Any) -> bool:
     """Whether an equation has derivative rules of the user's, at any depth."""
     if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
         return True
-    return any(
-        _contents_of(jaxpr).hides_rules for jaxpr in _compat.jaxprs_in(eqn.params)
-    )
+    return any(_contents_of(jaxpr).hides_rules for jaxpr in _compat.jaxprs_of(eqn))
+
+
+def hides_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr has derivative rules of the user's, at any depth."""
+    return _contents_of(jaxpr).hides_rules
 
 
 def events_inside(eqn: Any) -> tuple[Event, ...]:
     """The events in the jaxprs of an equation."""
     events: dict[Event, None] = {}
-    for jaxpr in _compat.jaxprs_in(eqn.params):
+    for jaxpr in _compat.jaxprs_of(eqn):
         events.update(dict.fromkeys(events_of(jaxpr)))
     return tuple(events)
 
@@ -362,6 +412,7 @@ class Remover(Collector):
 
     def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
         self._wants = wants
+        self.key = ("remove", wants)
 
     def wants(self, event: Event) -> bool:
         if event.sink is not None:
@@ -375,13 +426,22 @@ class Remover(Collector):
         return Record(), state
 
 
-def _remove_rule(
+def _bind_rule(
     walk: Walk, eqn: Any, args: list[Any], state: State
 ) -> tuple[list[Any], Record, State]:
-    """Removal needs no rule of its own: every jaxpr inside is made anew without."""
-    params = _compat.map_jaxprs(
-        eqn.params, lambda jaxpr: without_events(jaxpr, walk.collector.wants)
-    )
+    """For primitives of Equinox, which say in several places what they were made for.
+
+    Their parameters cannot be changed one by one.
+    """
+    del walk
+    return _compat.bind(eqn, args), Record(), state
+
+
+def _rewrite_rule(
+    walk: Walk, eqn: Any, args: list[Any], state: State
+) -> tuple[list[Any], Record, State]:
+    """Without rows and a state, it is enough to make every jaxpr inside anew."""
+    params = _compat.map_jaxprs(eqn.params, walk.rewritten)
     return _compat.bind(eqn, args, **params), Record(), state
 
 
