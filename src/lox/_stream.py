@@ -169,8 +169,9 @@ class Stream:
         first = next(iter(rows.values()))
         values = {key: one.leaves for key, one in rows.items()}
         event = values, dict(first.steps), first.mask
-        if self.apart:
-            like = jax.typeof(jax.tree.leaves(state)[0])
+        held = jax.tree.leaves(state)
+        if self.apart and held:
+            like = jax.typeof(held[0])
             event = jax.tree.map(
                 lambda x: _compat.with_lanes_of(x, like, first.lanes), event
             )
