@@ -35,7 +35,9 @@ def _is_traced(kind: type, numbers: bool) -> bool:
         return False
     if issubclass(kind, (*_NUMBERS, np.generic)):
         return numbers
-    return issubclass(kind, jax.Array | np.ndarray) or hasattr(kind, "__jax_array__")
+    # tracers are instances of `jax.Array`, but no subclass of it before JAX 0.10
+    arrays = (jax.Array, jax.core.Tracer, np.ndarray)
+    return issubclass(kind, arrays) or hasattr(kind, "__jax_array__")
 
 
 class _Types(dict[type, bool]):
