@@ -105,15 +105,21 @@ class _Guard(_Rewriter):
 def _anchored_scan(rule: Callable[..., Any]) -> Callable[..., Any]:
     """For the rule that linearizes."""
 
-    def wrapped(is_vjp: bool, nonzeros: Any, *args: Any, **params: Any) -> Any:
+    def wrapped(*args: Any, **params: Any) -> Any:
         if not events_of(params["jaxpr"]):
-            return rule(is_vjp, nonzeros, *args, **params)
+            return rule(*args, **params)
         if _changing(params) is not None:
-            return rule(is_vjp, nonzeros, *args, **_anchored(params))
+            return rule(*args, **_anchored(params))
+        # from 0.10 on, a flag comes first: whether it is for reverse mode
+        flags = args[:1] if isinstance(args[0], bool) else ()
+        nonzeros, *primals = args[len(flags) :]
         at = _counter_position(params)
         new = _anchored(_counted(params))
         outs, out_nonzeros, *residuals, tangent_fun = rule(
-            is_vjp, _inserted(nonzeros, at, False), *_inserted(args, at, _ZERO), **new
+            *flags,
+            list(_inserted(nonzeros, at, False)),
+            *_inserted(primals, at, _ZERO),
+            **new,
         )
 
         def tangents_of(*args: Any) -> Any:
