@@ -5,7 +5,13 @@ differentiated code, and decide outside what happens to it: `lox.spool` returns 
 beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
-from . import _derivatives as _derivatives, _hooks as _hooks, _linen as _linen
+from . import (
+    _derivatives as _derivatives,
+    _foreign as _foreign,
+    _hooks as _hooks,
+    _lanes as _lanes,
+    _linen as _linen,
+)
 from ._errors import (
     DtypeError as DtypeError,
     LoxError as LoxError,

@@ -122,7 +122,7 @@ def open_jaxpr(x: Any) -> Any:
 
 
 def close(x: Any) -> Any:
-    """`x` with its constants; an open jaxpr of a parameter never has any."""
+    """`x` with its constants, of which an open jaxpr must not have any."""
     return x if isinstance(x, jex.ClosedJaxpr) else jex.ClosedJaxpr(x, ())
 
 
@@ -140,11 +140,19 @@ def rewritten(like: Any, rewrite: Callable[[Any], Any]) -> Any:
     """
     constvars, values = _constants(like)
     if isinstance(like, jex.ClosedJaxpr) and len(values) == len(constvars):
-        return rewrite(like)
+        new = rewrite(like)
+        return new if values else _without_constants(new)
     new = rewrite(jex.ClosedJaxpr(_with_constants_as_inputs(open_jaxpr(like)), ()))
-    assert not new.consts, "a rewritten jaxpr has constants of its own"
+    new = _without_constants(new)
     inputs, count = new.jaxpr.invars, len(constvars)
     return new.jaxpr.replace(constvars=inputs[:count], invars=inputs[count:])
+
+
+def _without_constants(closed: Any) -> Any:
+    """Hides constants in a call, where a parameter has no place for them."""
+    if not closed.consts:
+        return closed
+    return trace(jax.jit(jex.jaxpr_as_fun(closed)), closed.in_avals, closed)[0]
 
 
 def constants_to_inputs(x: Any) -> tuple[Any, list[Any]]:
@@ -340,14 +348,17 @@ def hijax_of(primitive: Any, params: dict[str, Any]) -> Any:
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
     """Every jaxpr (closed or open) in an equation's parameters."""
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if is_jaxpr(item):
-                yield item
-            elif isinstance(item, jax.stages.Traced):
-                yield item.jaxpr
-            elif _is_hijax(item):
-                yield from jaxprs_in(item.params)
+    stack = list(params.values())
+    while stack:
+        item = stack.pop(0)
+        if isinstance(item, tuple | list):
+            stack[:0] = item
+        elif is_jaxpr(item):
+            yield item
+        elif isinstance(item, jax.stages.Traced):
+            yield item.jaxpr
+        elif _is_hijax(item):
+            yield from jaxprs_in(item.params)
 
 
 def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
@@ -448,6 +459,7 @@ except ImportError:  # then there are no high-level primitives
 scan_p: Any = _scan_eqn.primitive
 cond_p: Any = _cond_eqn.primitive
 while_p: Any = _while_eqn.primitive
+jit_p: Any = _jit_eqn.primitive
 
 # From 0.11 on, the groups of scan's operands are flat trees, of which only the sizes
 # matter; before, they are counted.
@@ -846,6 +858,33 @@ def _rule_table(name: str) -> Any:
     return tables[name]
 
 
+def batching_rule(primitive: Any) -> Callable[..., Any]:
+    """The rule of a primitive, as a function of the axis, values, and their axes."""
+    if primitive in batching.fancy_primitive_batchers:
+        return batching.fancy_primitive_batchers[primitive]
+    # up to 0.9, there are tables of their own for simpler rules
+    if primitive in batching.axis_primitive_batchers:
+        rule = batching.axis_primitive_batchers[primitive]
+        return lambda axis, args, dims, **params: rule(
+            axis.size, axis.name, None, args, dims, **params
+        )
+    rule = batching.primitive_batchers[primitive]
+    return lambda axis, args, dims, **params: rule(args, dims, **params)
+
+
+def set_no_derivative(primitive: Any) -> None:
+    """Gives a primitive with one result a derivative that is zero."""
+
+    def jvp(
+        primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[Any, Any]:
+        del tangents
+        out = primitive.bind(*primals, **params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+
+    ad.primitive_jvps[primitive] = jvp
+
+
 # --- checkify ----------------------------------------------------------------
 
 
@@ -918,6 +957,21 @@ def batched_outputs(
     return batching_internal.batch_jaxpr(
         closed, axis_data, list(batched), list(at_least)
     )[1]
+
+
+def batch(
+    closed: Any, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Evaluates a closed jaxpr over one more axis, as a batching rule would."""
+    from jax._src.interpreters import batching as batching_internal
+
+    front = [
+        x if dim is None else jax.numpy.moveaxis(x, dim, 0)
+        for x, dim in zip(args, dims, strict=True)
+    ]
+    mapped = [dim is not None for dim in dims]
+    new, out = batching_internal.batch_jaxpr(closed, axis_data, mapped, False)
+    return evaluate(new, front), [0 if batched else None for batched in out]
 
 
 def broadcast_lanes(x: Any, axis_data: Any) -> Any:

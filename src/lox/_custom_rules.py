@@ -282,9 +282,18 @@ def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
 
 def _with_derivative_of(
-    walk: Walk, eqn: Any, args: list[Any], state: State, solution: Any, inputs: Any
+    walk: Walk,
+    eqn: Any,
+    args: list[Any],
+    state: State,
+    solution: Any,
+    inputs: Any,
+    clean: Any = None,
 ) -> Result:
-    """Evaluates `run`, with the derivatives of `eqn` once its events are removed."""
+    """Evaluates `solution`, with the derivatives of `eqn` once its events are removed.
+
+    `clean` is the equation without them, if that takes more than changing its jaxprs.
+    """
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves)
     avals = [*map(jax.typeof, leaves), *(var.aval for var in eqn.invars)]
@@ -296,19 +305,37 @@ def _with_derivative_of(
     new, tree, _ = _compat.trace(flat_run, avals, solution)
     results = len(eqn.outvars)
 
+    def without_events_of_solution() -> Any:
+        lines = _lines_in(solution)
+        watch = Changer(_Derivative(walk.collector, lines, in_rules=not leaves))
+        return _compat.changed_equation(eqn, watch.changed, watch)
+
     @jax.custom_jvp
     def fun(*flat: Any) -> list[Any]:
         return _evaluate_body(new, flat, results)
 
-    @fun.defjvp
-    def _jvp(primals: Any, tangents: Any) -> Any:
-        lines = _lines_in(solution)
-        watch = Changer(_Derivative(walk.collector, lines, in_rules=not leaves))
-        clean = _compat.changed_equation(eqn, watch.changed, watch)
-        outs, out_tangents = jax.jvp(clean, primals[front:], tangents[front:])
+    def jvp(primals: Any, tangents: Any) -> Any:
+        # some primitives refuse a tangent that is not needed, even if it is zero
+        varied = [
+            i
+            for i, tangent in enumerate(tangents)
+            if i >= front and type(tangent) is not SymbolicZero
+        ]
+        run = clean or without_events_of_solution()
+
+        def along(*some: Any) -> Any:
+            full = list(primals)
+            for i, x in zip(varied, some, strict=True):
+                full[i] = x
+            return run(*full[front:])
+
+        outs, out_tangents = jax.jvp(
+            along, [primals[i] for i in varied], [tangents[i] for i in varied]
+        )
         rest = _evaluate_body(new, primals, results)[results:]
         return [*outs, *rest], [*out_tangents, *map(_compat.zero_tangent, rest)]
 
+    fun.defjvp(jvp, symbolic_zeros=True)
     return tree.unflatten(fun(*leaves, *args))
 
 

@@ -8,9 +8,11 @@ everywhere and never removes it. There is no rule for `partial_eval_jaxpr_custom
 purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpoint`.
 """
 
+import contextlib
 import dataclasses
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -145,8 +147,24 @@ def _jvp(
     return log_p.bind(*primals, event=event), []
 
 
+_leaving_out = threading.local()
+
+
+@contextlib.contextmanager
+def left_out_quietly() -> Iterator[None]:
+    """For code whose events are to be removed: no warning where one is left out."""
+    before = getattr(_leaving_out, "quietly", False)
+    _leaving_out.quietly = True
+    try:
+        yield
+    finally:
+        _leaving_out.quietly = before
+
+
 def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
     del cotangents
+    if getattr(_leaving_out, "quietly", False):
+        return [None] * len(operands)
     warnings.warn_explicit(
         f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is or goes "
         "with a tangent, which reverse mode never computes: the event is left out. Log "

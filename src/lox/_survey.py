@@ -16,7 +16,7 @@ from ._events import Event, Selection
 from ._primitive import log_p
 from ._rows import Record, rows_of
 from ._take import Taker
-from ._walk import State, Walk, equations_with_events
+from ._walk import State, Walk, equations_with_events, jaxprs_of
 
 
 class _Surveyor(Taker):
@@ -55,7 +55,7 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
         return walk.rule_for(eqn)(surveying, eqn, list(args), ())[1]
 
     avals = [var.aval for var in eqn.invars]
-    like = next(iter(_compat.jaxprs_in(eqn.params)))
+    like = jaxprs_of(eqn)[0]
     new, tree, _ = _compat.trace(rows, avals, like)
     return tree.unflatten(new.out_avals)
 
@@ -84,7 +84,7 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
         # its solution are other ways to the same
         one_of = eqn.primitive.name in ("cond", "custom_linear_solve")
         join = operator.or_ if one_of else operator.add
-        inside = map(counts_of, _compat.jaxprs_in(eqn.params))
+        inside = map(counts_of, jaxprs_of(eqn))
         counts = functools.reduce(join, inside, Counter[str]())
         many = eqn.primitive.name in ("scan", "while")
         return counts + counts if many else counts

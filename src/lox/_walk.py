@@ -126,6 +126,34 @@ def has_rule(primitive: Any) -> bool:
     return primitive.name in _rules
 
 
+# Finds the rules for primitives that are told by their parameters, not by their names.
+_rule_finders: list[Callable[[Any], Rule | None]] = []
+
+
+def foreign_rule(find: Callable[[Any], Rule | None]) -> Callable[[Any], Rule | None]:
+    _rule_finders.append(find)
+    return find
+
+
+# What a primitive runs that is not a jaxpr in its parameters, by its name.
+_foreign: dict[str, Callable[[Any], list[Any]]] = {}
+
+
+def foreign_jaxprs(name: str) -> Callable[[Callable[[Any], list[Any]]], Any]:
+    def register(function: Callable[[Any], list[Any]]) -> Any:
+        _foreign[name] = function
+        return function
+
+    return register
+
+
+def jaxprs_of(eqn: Any) -> list[Any]:
+    """Every jaxpr that an equation may run."""
+    if eqn.primitive.name in _foreign:
+        return _foreign[eqn.primitive.name](eqn)
+    return list(_compat.jaxprs_of(eqn))
+
+
 # How to change the parameters of an equation that logs nothing itself, but whose
 # derivative rules, which nobody can look into before they run, may.
 _hidden_rules: dict[str, Callable[["Walk", Any], dict[str, Any]]] = {}
@@ -139,6 +167,16 @@ def hidden_rules(
         return function
 
     return register
+
+
+# What is to be done to a program before it is evaluated.
+_preparations: list[Callable[[Any], Any]] = []
+
+
+def before_walk(prepare: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Registers what changes a closed jaxpr before any traversal of it."""
+    _preparations.append(prepare)
+    return prepare
 
 
 class Walk:
@@ -155,6 +193,9 @@ class Walk:
         self, closed: Any, args: Sequence[Any], state: State
     ) -> tuple[list[Any], Record, State]:
         """Evaluates a closed jaxpr; gives its results, rows and the new state."""
+        if not self._removes_all(closed):
+            for prepare in _preparations:
+                closed = prepare(closed)
         jaxpr = closed.jaxpr
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -211,6 +252,11 @@ class Walk:
                 env.pop(atom, None)
         return [read(atom) for atom in jaxpr.outvars], join(records), state
 
+    def _removes_all(self, jaxpr: Any) -> bool:
+        return isinstance(self.collector, Remover) and all(
+            map(self.collector.wants, events_of(jaxpr))
+        )
+
     def wants_inside(self, eqn: Any) -> bool:
         """Whether the collector wants any event in the jaxprs of an equation."""
         if self.collector.constant_state and has_hidden_rules(eqn):
@@ -231,11 +277,11 @@ class Walk:
         found = _rules.get(eqn.primitive.name)
         if found is not None:
             return found
+        for find in _rule_finders:
+            found = find(eqn)
+            if found is not None:
+                return found
         wanted = any(self.collector.wants(event) for event in events_inside(eqn))
-        if {"treedef", "static"} <= eqn.params.keys() and not (
-            wanted and (self.collector.takes or isinstance(self.collector, Remover))
-        ):
-            return _bind_rule
         if not wanted or self.collector.key is not None:
             return _rewrite_rule
         raise UnsupportedPrimitiveError(unsupported(self, eqn))
@@ -370,7 +416,7 @@ def has_hidden_rules(eqn: Any) -> bool:
     """Whether an equation has derivative rules of the user's, at any depth."""
     if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
         return True
-    return any(_contents_of(jaxpr).hides_rules for jaxpr in _compat.jaxprs_of(eqn))
+    return any(_contents_of(jaxpr).hides_rules for jaxpr in jaxprs_of(eqn))
 
 
 def hides_rules(jaxpr: Any) -> bool:
@@ -381,7 +427,7 @@ def hides_rules(jaxpr: Any) -> bool:
 def events_inside(eqn: Any) -> tuple[Event, ...]:
     """The events in the jaxprs of an equation."""
     events: dict[Event, None] = {}
-    for jaxpr in _compat.jaxprs_of(eqn):
+    for jaxpr in jaxprs_of(eqn):
         events.update(dict.fromkeys(events_of(jaxpr)))
     return tuple(events)
 
@@ -424,17 +470,6 @@ class Remover(Collector):
     ) -> tuple[Record, State]:
         del event, operands
         return Record(), state
-
-
-def _bind_rule(
-    walk: Walk, eqn: Any, args: list[Any], state: State
-) -> tuple[list[Any], Record, State]:
-    """For primitives of Equinox, which say in several places what they were made for.
-
-    Their parameters cannot be changed one by one.
-    """
-    del walk
-    return _compat.bind(eqn, args), Record(), state
 
 
 def _rewrite_rule(
