@@ -22,9 +22,11 @@ import numpy as np
 from . import _compat
 from ._custom_rules import _with_derivative_of
 from ._errors import UnsupportedPrimitiveError
+from ._imports import when_imported
 from ._primitive import left_out_quietly
 from ._rows import Record
 from ._walk import (
+    Collector,
     Remover,
     State,
     Walk,
@@ -34,25 +36,16 @@ from ._walk import (
     foreign_rule,
     rule,
 )
+from ._watch import DerivativeRule, lines_of
 
 Result = tuple[list[Any], Record, State]
 
 
-def _is_filtered(params: dict[str, Any]) -> bool:
-    """Whether these are parameters as `eqxi.filter_primitive_bind` makes them."""
-    return {"treedef", "static", "flatten"} <= params.keys()
-
-
-def _filtered_params(eqn: Any) -> dict[str, Any] | None:
+def _filtered(params: dict[str, Any]) -> dict[str, Any] | None:
     """The parameters of such a primitive, or of one that is batched by `eqxi.vprim`."""
-    if _is_filtered(eqn.params):
-        return eqn.params
-    if eqn.primitive.name == "vprim":
-        inner: dict[str, Any] = dict(eqn.params["params"])
-        while "prim" in inner:  # under several `vmap`s
-            inner = dict(inner["params"])
-        return inner if _is_filtered(inner) else None
-    return None
+    while "prim" in params and "__batch_axes" in params:  # once for each `vmap`
+        params = dict(params["params"])
+    return params if {"treedef", "static", "flatten"} <= params.keys() else None
 
 
 # --- what such a primitive does ----------------------------------------------
@@ -64,7 +57,7 @@ _expansions: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = (
 
 def _expanded(eqn: Any) -> Any:
     """What an equation does, as a closed jaxpr of its inputs (but for an index)."""
-    params = _filtered_params(eqn)
+    params = _filtered(eqn.params)
     assert params is not None
     kept = _expansions.setdefault(params["flatten"], {})
     if eqn.primitive.name == "noinline":
@@ -222,11 +215,11 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
 
 
 class _Call(NamedTuple):
-    """A primitive with its parameters, and which of its events are to go."""
+    """A primitive with its parameters, and what receives its events."""
 
     primitive: Any
     params: dict[str, Any]
-    wants: Any
+    collector: Collector
 
     def bind(self, *args: Any) -> Any:
         return self.primitive.bind(*args, **self.params)
@@ -241,20 +234,22 @@ class _Call(NamedTuple):
 
 @foreign_rule
 def _rule_for(eqn: Any) -> Any:
-    return _foreign_rule if _filtered_params(eqn) is not None else None
+    return _foreign_rule if _filtered(eqn.params) is not None else None
 
 
 def _foreign_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    call = _Call(eqn.primitive, eqn.params, walk.collector.wants)
+    collector = walk.collector
+    if collector.key is not None:  # there are neither rows nor a state
+        call = _Call(eqn.primitive, eqn.params, collector)
+        return silent_p.bind(*args, call=call), Record(), state
+    expanded = _expanded(eqn)
+    if not collector.takes or not walk.wants_in(expanded):
+        return _compat.bind(eqn, args), Record(), state
+    call = _Call(eqn.primitive, eqn.params, Remover(collector.wants))
 
     def silent(*args: Any) -> list[Any]:
         return silent_p.bind(*args, call=call)
 
-    expanded = _expanded(eqn)
-    if isinstance(walk.collector, Remover):
-        return silent(*args), Record(), state
-    if not walk.collector.takes or not walk.wants_in(expanded):
-        return _compat.bind(eqn, args), Record(), state
     return _with_derivative_of(walk, eqn, args, state, expanded, list, silent)
 
 
@@ -263,10 +258,10 @@ silent_p.multiple_results = True
 
 
 def _silently(call: _Call, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """`fun(*args)`, without the events that are to go."""
+    """`fun(*args)`, whose events the collector receives."""
     with left_out_quietly():  # there is nothing to say of what is not wanted
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-    outs, _, _ = Walk(Remover(call.wants))(closed, list(args), ())
+    outs, _, _ = Walk(call.collector)(closed, list(args), ())
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 
@@ -346,3 +341,33 @@ def _batch(
 _compat.ad.primitive_jvps[silent_p] = _jvp
 _compat.ad.primitive_transposes[silent_p] = _transpose
 _compat.batching.fancy_primitive_batchers[silent_p] = _batch
+
+
+# --- derivatives of lineax' solves -------------------------------------------
+
+
+def _watched_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """As for `custom_linear_solve`: the solves for tangents log nothing more."""
+
+    def is_own(primitive: Any, params: Any) -> bool:
+        return _filtered(params) is not None and primitive.name != "noinline"
+
+    def wrapped(*args: Any, **params: Any) -> Any:
+        events = [event for x in _compat.jaxprs_in(params) for event in events_of(x)]
+        if not events:
+            return rule(*args, **params)
+        watch = DerivativeRule(is_own, lines=lines_of(events))
+        return _compat.watched(rule, watch)(*args, **params)
+
+    return wrapped
+
+
+def _watch_lineax(module: Any) -> None:
+    primitive = getattr(module, "linear_solve_p", None)
+    rules = getattr(_equinox("_primitive"), "_vprim_jvp_registry", {})
+    if primitive in rules:  # for what `vmap` makes of it
+        rules[primitive] = _watched_jvp(rules[primitive])
+    _compat.wrap_rule("jvp", primitive, _watched_jvp)
+
+
+when_imported("lineax._solve", _watch_lineax)

@@ -135,6 +135,13 @@ def foreign_rule(find: Callable[[Any], Rule | None]) -> Callable[[Any], Rule | N
     return find
 
 
+def _found_rule(eqn: Any) -> Rule | None:
+    if eqn.primitive.name in _rules:
+        return _rules[eqn.primitive.name]
+    found = (find(eqn) for find in _rule_finders)
+    return next((rule for rule in found if rule is not None), None)
+
+
 # What a primitive runs that is not a jaxpr in its parameters, by its name.
 _foreign: dict[str, Callable[[Any], list[Any]]] = {}
 
@@ -271,16 +278,12 @@ class Walk:
 
     def has_rule_for(self, eqn: Any) -> bool:
         """Whether the primitive of an equation is known."""
-        return has_rule(eqn.primitive)
+        return _found_rule(eqn) is not None
 
     def rule_for(self, eqn: Any) -> Rule:
-        found = _rules.get(eqn.primitive.name)
+        found = _found_rule(eqn)
         if found is not None:
             return found
-        for find in _rule_finders:
-            found = find(eqn)
-            if found is not None:
-                return found
         wanted = any(self.collector.wants(event) for event in events_inside(eqn))
         if not wanted or self.collector.key is not None:
             return _rewrite_rule

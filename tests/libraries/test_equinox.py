@@ -666,6 +666,26 @@ def test_the_derivative_of_a_general_linear_solve_is_that_without_logs():
     np.testing.assert_allclose(found, _derivative_of_solve(3.0), rtol=1e-3)
 
 
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jvp": lambda f: lambda y: jax.jvp(f, (y,), (1.0,))[1],
+    "vmap(grad)": lambda f: lambda y: jax.vmap(jax.grad(f))(y[None])[0],
+    "grad(vmap)": lambda f: jax.grad(lambda y: jax.vmap(f)(y[None])[0]),
+    "grad(jit)": lambda f: jax.grad(jax.jit(f)),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("solver", ["CG", "GMRES", "Newton"])
+def test_solves_for_derivatives_are_no_events(solver, derivative):
+    fun = root(solver) if solver == "Newton" else linear(solver)
+    y = jnp.array(3.0)
+    ((expected,),) = [rows.values() for rows in alone(fun, [y])]
+    _, logs = lox.spool(DERIVATIVES[derivative](fun), capacity=99)(y)
+    ((found,),) = [rows.values() for rows in rows_per_lane(logs, "vmap" in derivative)]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def _derivative_of_solve(y):
     matrix = np.array([[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]])
     inverse = np.linalg.inv(matrix + y * np.eye(3))
