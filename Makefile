@@ -7,12 +7,13 @@ WORKERS ?= auto
 # Python compiles what it imports, which is a small part of what is installed
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test soak lint types bench clean
+.PHONY: help demo test soak libraries lint types bench clean
 
 help:
 	@echo "make demo    a vmapped training run, logged live and to disk, then shown"
 	@echo "make test    the tests"
 	@echo "make soak    the oracle on thousands of random programs (PROGRAMS=5000)"
+	@echo "make libraries  real programs of JAX libraries, at length (STEPS=10)"
 	@echo "make lint    formatting and lint;  make types  the type checker"
 	@echo "make bench   the benchmarks"
 
@@ -30,6 +31,9 @@ test: $(VENV)/ready
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
+
+libraries: $(VENV)/ready
+	LOX_LIBRARY_STEPS=$(or $(STEPS),10) $(BIN)/python -m pytest -n $(WORKERS) tests/libraries
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

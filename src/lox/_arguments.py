@@ -2,15 +2,16 @@
 
 As in `jax.jit`, arrays and numbers are traced by an eager call. Everything else is
 static: strings, functions, `None`, Python bools, and objects that are not pytrees.
-Inside another trace, Python numbers are static as well: without lox, the function would
-see them as they are, too.
+So are numbers in Equinox modules, as in `eqx.filter_jit`. Inside another trace, Python
+numbers are static as well: without lox, the function would see them as they are, too.
 """
 
 import dataclasses
 import enum
 import inspect
+import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -149,6 +150,34 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def hide_settings(tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False) -> Any:
+    """`tree` with the numbers in Equinox modules as leaves that are not arrays.
+
+    They are settings of the model, such as a rate of dropout, and no parameters. As
+    arrays they would be differentiated, and trained.
+    """
+    equinox = sys.modules.get("equinox")
+    module = getattr(equinox, "Module", None)
+    if module is None or not any(
+        map(_is_number, jax.tree.leaves(tree, is_leaf=is_leaf))
+    ):
+        return tree
+
+    def is_module(x: Any) -> bool:
+        return isinstance(x, module)
+
+    def hide(x: Any) -> Any:
+        if not is_module(x):
+            return x
+        return jax.tree.map(lambda leaf: _Hidden(leaf) if _is_number(leaf) else leaf, x)
+
+    return jax.tree.map(hide, tree, is_leaf=lambda x: is_module(x) or is_leaf(x))
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in _NUMBERS
 
 
 # --- static leaves -----------------------------------------------------------

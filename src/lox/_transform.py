@@ -25,6 +25,7 @@ from ._arguments import (
     Static,
     StaticLeaves,
     all_traced,
+    hide_settings,
     is_array,
     revealed,
     split,
@@ -146,10 +147,15 @@ class Compiled:
             # The function becomes part of a larger program, so that there is nothing
             # to compile here. It sees everything that is not traced as it is.
             return self._run(args, kwargs, inline=True)
-        if all_traced(*self.static.traced(args, kwargs), form.numbers):
+        hidden = given = self.static.hide(args, kwargs)
+        if form.numbers:
+            hidden = hide_settings(given)
+        if hidden is given and all_traced(
+            *self.static.traced(args, kwargs), form.numbers
+        ):
             result, added = self._jitted(*args, **kwargs)
         else:
-            static, arrays = split(*self.static.hide(args, kwargs), form.numbers)
+            static, arrays = split(*hidden, form.numbers)
             result, added = self._jitted_mixed(static, arrays)
         if type(result) is _Partial:
             result = result.fill()
@@ -162,11 +168,14 @@ class Compiled:
         shape: list[Any] = []
 
         def arrays_of(out: Any) -> list[Any]:
+            if not inline and self._form.numbers:
+                out = hide_settings(out, _runs_later)
             leaves, tree = jax.tree.flatten(out, is_leaf=_runs_later)
             # results that are no arrays (a string, a function) pass through
             is_traced = [self._is_result(leaf, inline) for leaf in leaves]
             pairs = list(zip(leaves, is_traced, strict=True))
-            shape.append((tree, {i: x for i, (x, own) in enumerate(pairs) if not own}))
+            rest = {i: revealed(x) for i, (x, own) in enumerate(pairs) if not own}
+            shape.append((tree, rest))
             return [x for x, own in pairs if own]
 
         leaves, tree = jax.tree.flatten(self.static.hide(args, kwargs))

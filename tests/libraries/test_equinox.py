@@ -908,3 +908,20 @@ def test_an_unknown_primitive_that_holds_an_open_jaxpr_is_cleaned_or_refused():
     assert not jax.make_jaxpr(lox.nolog(fun))(3.0).effects
     with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'x', logged at .*`held`"):
         lox.spool(fun)(3.0)
+
+
+def test_numbers_in_modules_stay_numbers():
+    class Model(eqx.Module):
+        weight: jax.Array
+        rate: float
+
+    def train(model, x):
+        grads = eqx.filter_grad(lambda model: model.rate * model.weight * x)(model)
+        lox.log({"grad": grads.weight})
+        return eqx.apply_updates(model, grads)
+
+    model = Model(jnp.array(1.0), 0.5)
+    for transformed in (lox.spool(train), lambda *args: (lox.nolog(train)(*args), 0)):
+        new, _ = transformed(model, 2.0)
+        assert new.rate == 0.5 and isinstance(new.rate, float)
+        assert new.weight == 2.0

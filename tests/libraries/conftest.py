@@ -1,0 +1,15 @@
+"""What the tests with real libraries share."""
+
+import jax
+import pytest
+
+from .recording import scaled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """The short form compiles for longer than it runs, so XLA optimises little."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", scaled(1) == 1)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
