@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.experimental import io_callback
 
 import lox
@@ -23,6 +24,10 @@ _TIMES = int(os.environ.get("LOX_LIBRARY_STEPS", "1"))
 
 Event = tuple[dict[str, Any], dict[str, Any]]  # values and steps, by name
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+# for tests that would take too long in the short form
+long = pytest.mark.skipif(_TIMES == 1, reason="runs in `make libraries`")
 
 
 def scaled(steps: int) -> int:
