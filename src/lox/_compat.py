@@ -1515,31 +1515,35 @@ def watched_hijax(prim: Any, change: Callable[[Any], Any], watch: Watch) -> Any:
     jaxprs = list(jaxprs_in(new.params))
     if prim.effects and jaxprs:
         new.effects = frozenset().union(*(open_jaxpr(j).effects for j in jaxprs))
-    for name in ("expand", "batch", *_HIJAX_RULES):
+    for name in ("expand", "batch", *_FORWARD_RULES, *_BACKWARD_RULES):
         if hasattr(prim, name):
             setattr(new, name, watched(getattr(new, name), watch))
     return new
 
 
-def hijax_with_watched_rules(prim: Any, watch: Watch) -> Any:
+def hijax_with_watched_rules(prim: Any, forward: Watch | None, backward: Watch) -> Any:
     """A high-level primitive whose derivative rules are watched, and nothing else."""
     new = copy.copy(prim)
-    for name in _HIJAX_RULES:
-        if hasattr(prim, name):
-            setattr(new, name, watched(getattr(prim, name), watch))
+    for names, watch in ((_FORWARD_RULES, forward), (_BACKWARD_RULES, backward)):
+        for name in names:
+            if watch is not None and hasattr(prim, name):
+                setattr(new, name, watched(getattr(prim, name), watch))
     return new
 
 
+def is_checkpoint(prim: Any) -> bool:
+    """Whether a high-level primitive is a `jax.checkpoint` under `jax_remat3`."""
+    return type(prim).__name__ == "RematTraced"
+
+
+def is_custom_vjp(prim: Any) -> bool:
+    """Whether one is a `jax.custom_vjp` function under `jax_custom_vjp3`."""
+    return type(prim).__name__ == "CustomVJPTraced"
+
+
 # the derivative rules of a high-level primitive
-_HIJAX_RULES = (
-    "jvp",
-    "lin",
-    "linearized",
-    "transpose",
-    "vjp_fwd",
-    "vjp_bwd",
-    "vjp_bwd_retval",
-)
+_FORWARD_RULES = ("jvp", "lin", "vjp_fwd")
+_BACKWARD_RULES = ("linearized", "transpose", "vjp_bwd", "vjp_bwd_retval")
 
 
 def trace_context() -> Any:

@@ -64,23 +64,32 @@ def _watched_solve(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _watched_hijax_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*args: Any, **params: Any) -> Any:
-        watch = DerivativeRule(_is_hijax(params["_prim"]))
-        return _compat.watched(rule, watch)(*args, **params)
+def _watched_hijax(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For the rules of high-level primitives.
 
-    return wrapped
-
-
-def _watched_hijax_linearization(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The linear function and the backward rule run later, under the same watch."""
+    The linear function and the backward rule run later, under the same watch.
+    """
 
     def wrapped(*args: Any, **params: Any) -> Any:
-        watch = DerivativeRule(_is_hijax(params["_prim"])).begin()
-        prim = _compat.hijax_with_watched_rules(params["_prim"], watch)
+        watches = _watches_of_hijax(params["_prim"])
+        prim = _compat.hijax_with_watched_rules(params["_prim"], *watches)
         return rule(*args, **{**params, "_prim": prim})
 
     return wrapped
+
+
+def _watches_of_hijax(prim: Any) -> tuple[_compat.Watch | None, _compat.Watch]:
+    """The watches for the forward and the backward rules."""
+    if _compat.is_checkpoint(prim):
+        # its forward pass logs, and all that runs later is recomputation
+        jaxprs = _compat.jaxprs_in(prim.params)
+        return None, Recomputation(
+            {x for jaxpr in jaxprs for x in lines_of(events_of(jaxpr))}
+        )
+    if _compat.is_custom_vjp(prim):
+        return _of_vjp()
+    watch = DerivativeRule(_is_hijax(prim)).begin()
+    return watch, watch
 
 
 def _is_hijax(prim: Any) -> Callable[[Any, Any], bool]:
@@ -121,8 +130,8 @@ def install() -> None:
     _compat.watch_derivatives(_of_vjp, _of_jvp)
     _compat.wrap_rule("jvp", _compat.linear_solve_p, _watched_solve)
     if _compat.hijax_p is not None:
-        _compat.wrap_rule("jvp", _compat.hijax_p, _watched_hijax_jvp)
-        _compat.wrap_rule("linearize", _compat.hijax_p, _watched_hijax_linearization)
+        _compat.wrap_rule("jvp", _compat.hijax_p, _watched_hijax)
+        _compat.wrap_rule("linearize", _compat.hijax_p, _watched_hijax)
     _primitive.jacfwd_is_known = _compat.watch_jacfwd(Changer(_Mark()))
 
 
