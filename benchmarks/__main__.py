@@ -6,6 +6,7 @@ from . import (
     compiled,
     eager,
     lanes,
+    libraries,
     removed,
     store,
     streaming,
@@ -27,6 +28,7 @@ TOPICS = {
         lanes,
         store,
         trackers,
+        libraries,
     )
 }
 

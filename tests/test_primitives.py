@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec as P
 
 import lox
@@ -293,6 +295,89 @@ def test_recomputation_under_checkpoint_is_no_second_event(policy):
     grad, logs = jax.grad(lox.spool(f), has_aux=True)(0.5)
     assert logs["x"].tolist() == expected
     assert grad == jax.grad(lox.nolog(f))(0.5)
+
+
+def offloading(*names):
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=list(names),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["block", "loop"])
+def test_residuals_may_be_offloaded(outside):
+    remat = partial(jax.checkpoint, policy=offloading("h"))
+
+    def block(c):
+        h = checkpoint_name(jnp.sin(c), "h")
+        lox.log({"h": h, "lr": 0.1})
+        return jnp.cos(h)
+
+    def loop(x):
+        body = block if outside else remat(block)
+        return lax.scan(lambda c, _: (body(c), None), x, None, length=3)[0]
+
+    f = remat(loop) if outside else loop
+    expected = spooled(f, 0.5)
+    gradient = jax.grad(lox.nolog(f))(0.5)
+    assert spooled(jax.grad(f), 0.5) == expected
+    for derivative in (jax.grad(f), jax.jit(jax.grad(f))):
+        calls = []
+        assert lox.tap(derivative, calls.append)(0.5) == gradient
+        assert jax.jit(lox.tap(derivative, calls.append))(0.5) == gradient
+        jax.effects_barrier()
+        for key, values in expected.items():
+            assert rows(calls, key) == values.tolist() * 2
+    calls = []
+    assert jax.grad(lox.tap(f, calls.append))(0.5) == gradient
+    assert rows(calls, "h") == expected["h"].tolist()
+    (batch, rest) = lox.tap(jax.grad(f), calls.append, buffer=2)(0.5), calls[3:]
+    assert batch == gradient
+    assert [logs["h"].tolist() for logs in rest] == [
+        expected["h"].tolist()[:2],
+        expected["h"].tolist()[2:],
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_checkpoint_whose_result_is_unused_logs_constants(wrap, capsys):
+    @jax.checkpoint
+    def block(x):
+        lox.log({"lr": 0.1})
+        return x * 2
+
+    @wrap
+    def f(x):
+        block(x)
+        return x * 3
+
+    assert spooled(f, 1.5) == {"lr": np.float32(0.1)}
+    assert spooled(jax.grad(f), 1.5) == {"lr": np.float32(0.1)}
+    for g in (f, jax.jit(f), jax.grad(f)):
+        assert rows(tapped(g, 1.5), "lr") == [np.float32(0.1)]
+    assert jax.grad(lox.spool(f), has_aux=True)(1.5)[1] == {"lr": np.float32(0.1)}
+    assert capsys.readouterr().out == ""
+    jax.jit(f)(1.5)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == "{'lr': 0.1}\n"
+
+
+def test_checkpoints_that_log_nothing_have_second_derivatives():
+    def f(x):
+        loop = lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=3)
+        return logged(x) + loop[0]
+
+    def g(x):
+        return jax.checkpoint(lox.nolog(f))(x)
+
+    expected = jax.hessian(lox.nolog(f))(0.5)
+    for hessian in (jax.hessian(g), jax.jit(jax.hessian(g)), jax.jacfwd(jax.grad(g))):
+        np.testing.assert_allclose(hessian(0.5), expected, rtol=1e-6)
+    y, logs = lox.spool(jax.hessian(jax.checkpoint(f)))(0.5)
+    assert logs == {"x": 0.5}
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 # --- custom derivatives ------------------------------------------------------
@@ -767,7 +852,6 @@ def test_disable_jit_logs_the_same():
 
 
 def test_no_tracer_leaks():
-    # JAX's check itself fails for any effect in a differentiated scan
     with jax.checking_leaks():
         spooled(branchy, 1.0)
         lox.spool(jax.grad(custom_jvp))(0.5)
@@ -775,6 +859,101 @@ def test_no_tracer_leaks():
         tapped(jax.vmap(branchy), jnp.ones(2))
         with warnings.catch_warnings(action="ignore", category=lox.LoxWarning):
             jax.grad(lox.spool(custom_vjp), has_aux=True)(1.0)
+
+
+def looped(body, x):
+    return lax.scan(lambda c, i: (body(c, i), None), x, jnp.arange(3))[0]
+
+
+def logging_loop(x):
+    def body(c, i):
+        lox.log({"c": c, "lr": 0.1}, step=i)
+        return jnp.sin(c) * x
+
+    return looped(body, x)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        logging_loop,
+        jax.jit(logging_loop),
+        jax.checkpoint(logging_loop),
+        lambda x: looped(jax.checkpoint(lambda c, i: jnp.sin(logged(c))), x),
+        lambda x: looped(lambda c, i: custom_vjp(c) * x, x),
+        lambda x: looped(lambda c, i: custom_jvp(c) * x, x),
+    ],
+    ids=["scan", "jit", "remat", "remat inside", "vjp", "jvp"],
+)
+@pytest.mark.filterwarnings("ignore::lox.LoxWarning")  # of events of rules alone
+def test_no_tracer_leaks_from_a_differentiated_loop(fun):
+    def ways(fun, calls):
+        yield lox.spool(jax.grad(fun))
+        yield jax.grad(lox.spool(fun), has_aux=True)
+        yield lox.nolog(jax.grad(fun))
+        yield jax.grad(lox.tap(fun, calls.append))
+        yield jax.jit(lox.tap(jax.value_and_grad(fun), calls.append, buffer=2))
+
+    lox.set_default("silent")
+    found, checked = [], []
+    expected = [way(0.5) for way in ways(fun, found)]
+    with jax.checking_leaks():
+        results = [way(0.5) for way in ways(fun, checked)]
+    jax.effects_barrier()
+    jax.tree.map(np.testing.assert_array_equal, results, expected)
+    assert checked == found
+
+
+def test_leaks_of_the_users_are_still_found():
+    leaked = []
+
+    def f(x):
+        def body(c, i):
+            leaked.append(logged(c))
+            return jnp.sin(c)
+
+        return looped(body, x)
+
+    with jax.checking_leaks(), pytest.raises(Exception, match="Leaked trace"):
+        lox.spool(jax.grad(f))(0.5)
+
+
+# --- checkify ----------------------------------------------------------------
+
+
+def test_checkify_logs_a_while_condition_once():
+    def f(x, check=checkify.check):
+        def cond(c):
+            return logged(c, "p") < 4
+
+        def body(c):
+            check(c > -100, "too small")
+            return logged(c, "c") + 1
+
+        return lax.while_loop(cond, body, x)
+
+    def twice(f, x):
+        return lax.scan(lambda c, _: (f(c) - 2, None), x, None, length=2)[0]
+
+    def unchecked(x):
+        return f(x, check=lambda *_: None)
+
+    for fun, plain in (
+        (f, unchecked),
+        (jax.jit(f), unchecked),
+        (partial(twice, f), partial(twice, unchecked)),
+    ):
+        expected = tapped(plain, 1.5)
+        assert rows(expected, "p")[:4] == [1.5, 2.5, 3.5, 4.5]
+        for checked in (checkify.checkify(fun), jax.jit(checkify.checkify(fun))):
+            assert tapped(checked, 1.5) == expected
+            (error, y), logs = lox.spool(checked, capacity=20)(1.5)
+            error.throw()
+            assert y == lox.nolog(plain)(1.5)
+            assert logs == lox.spool(plain, capacity=20)(1.5)[1]
+    error, _ = lox.nolog(checkify.checkify(f))(-200.0)
+    with pytest.raises(checkify.JaxRuntimeError, match="too small"):
+        error.throw()
 
 
 def test_a_primitive_that_cannot_give_values_back_says_so():

@@ -891,6 +891,69 @@ def test_split_values_are_reduced_where_they_are(name, window):
         assert "d" in str(jax.typeof(found).sharding.spec)
 
 
+def summed(x):
+    def step(c, i):
+        lox.log({"sum": c.sum(), "i": i}, step=i)
+        return c * 2, None
+
+    return lax.scan(step, x, jnp.arange(5))[0].sum()
+
+
+def summed_until(x):
+    def body(c):
+        lox.log({"sum": c.sum()})
+        return c * 2
+
+    return lax.while_loop(lambda c: c.sum() < 500, body, x).sum()
+
+
+@pytest.fixture
+def explicit_mesh():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        yield lambda x: jax.device_put(x, PartitionSpec("d"))
+
+
+@pytest.mark.parametrize("fun", [summed, summed_until])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"reduce": name} for name in NAMES),
+        {"reduce": average},
+        {"reduce": "mean", "window": 2},
+        {"reduce": "last", "window": 2},
+        {"interval": 2},
+        {},
+    ],
+    ids=str,
+)
+def test_whole_values_under_an_explicit_mesh_are_reduced(explicit_mesh, fun, options):
+    options = {"capacity": 9, **options}
+    x = jnp.arange(8.0) + 1
+    y, expected = lox.spool(fun, **options)(x)
+    for way in (lox.spool(fun, **options), jax.jit(lox.spool(fun, **options))):
+        found, logs = way(explicit_mesh(x))
+        assert found == y
+        assert logs.compact() == expected
+
+
+@pytest.mark.parametrize("fun", [summed, summed_until])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"buffer": 2},
+        {"interval": 2},
+        {"reduce": "mean"},
+        {"reduce": "mean", "window": 2},
+        {"interval": 2, "buffer": 2},
+    ],
+    ids=str,
+)
+def test_whole_values_under_an_explicit_mesh_are_buffered(explicit_mesh, fun, options):
+    x = jnp.arange(8.0) + 1
+    assert tapped(fun, explicit_mesh(x), **options) == tapped(fun, x, **options)
+
+
 # --- bad input ---------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -40,6 +41,11 @@ else:
     def _current_trace() -> Any:
         return _trace_ctx.trace
 
+
+try:
+    from jax._src.config import eager_constant_folding as _folding
+except ImportError:  # then events under `ensure_compile_time_eval` are not traced
+    _folding = types.SimpleNamespace(value=False)
 
 try:
     from jax._src.core import trace_state_clean as _trace_state_clean
@@ -685,6 +691,16 @@ class _WatchTrace(core.Trace):
         return fun if watch is None else watched_rule(fun, watch)
 
 
+def _pass_on(name: str) -> Any:
+    return property(lambda self: self.__getattr__(name))
+
+
+# up to 0.11, the class above it has some of them, which only raise
+for _name in ("process_call", "process_map", "process_custom_transpose"):
+    if hasattr(core.Trace, _name):
+        setattr(_WatchTrace, _name, _pass_on(_name))
+
+
 def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     """`fun`, with every primitive that it binds given to `watch`."""
 
@@ -883,6 +899,31 @@ def set_no_derivative(primitive: Any) -> None:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
 
     ad.primitive_jvps[primitive] = jvp
+
+
+def forget_effect_handles(is_ours: Callable[[Any], bool]) -> None:
+    """Lets a partial evaluation that has ended forget its equations with an effect.
+
+    It holds their inputs, which hold it in turn, so that `jax.checking_leaks` takes
+    them for leaked tracers.
+
+    Args:
+        is_ours: says of an equation whether to forget it.
+    """
+    from jax._src.interpreters import partial_eval as internal
+
+    kind = internal.JaxprTrace
+    original = kind.invalidate
+
+    def invalidate(self: Any) -> None:
+        original(self)
+        handles = getattr(self, "effect_handles", None)
+        if handles:
+            self.effect_handles = [
+                handle for handle in handles if not is_ours(handle.recipe)
+            ]
+
+    kind.invalidate = invalidate
 
 
 # --- checkify ----------------------------------------------------------------
@@ -1168,7 +1209,64 @@ def is_staging() -> bool:
     return False
 
 
+def trace_reference() -> Callable[[], Any]:
+    """A weak reference to the trace that is under way; what it gives may be None."""
+    trace = _current_trace()
+    return _nothing if trace is None else weakref.ref(trace)
+
+
+def is_tracer_of(x: Any, trace: Any) -> bool:
+    """Whether `x` is a value of a trace."""
+    return isinstance(x, jax.core.Tracer) and getattr(x, "_trace", None) is trace
+
+
+def folds_constants() -> bool:
+    """Whether `jax.ensure_compile_time_eval` is in force."""
+    return _folding.value
+
+
+def without_folding() -> Any:
+    """Puts it out of force, for as long as this context lasts."""
+    return _folding(False)
+
+
 # --- callbacks ---------------------------------------------------------------
+
+
+def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The user's function that an equation calls on the host, if it calls one."""
+    if eqn.primitive.name not in _CALLBACKS:
+        return ()
+    callback = eqn.params["callback"]
+    if isinstance(callback, types.FunctionType):  # of `jax.debug.callback`
+        cells = zip(
+            callback.__code__.co_freevars, callback.__closure__ or (), strict=True
+        )
+        found = [cell.cell_contents for name, cell in cells if name == "callback"]
+        return tuple(found)
+    return (getattr(callback, "callback_func", callback),)
+
+
+_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
+
+
+def running_host_functions() -> Iterator[Any]:
+    """The same of those callbacks that have called us, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX_CALLBACKS):
+            names = frame.f_locals
+            if hasattr(names.get("self"), "callback_func"):
+                yield names["self"].callback_func
+            elif "callback" in names:
+                yield names["callback"]
+        frame = frame.f_back
+
+
+_JAX_CALLBACKS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", name)
+    for name in ("callback.py", "debugging.py")
+)
 
 
 def emit_callback(
@@ -1239,6 +1337,30 @@ def inline_calls_without_arguments(effect: Any) -> None:
 
     if late is not None:
         wrap_lowering(_jit_eqn.primitive, wrap)
+
+
+def give_tokens_memory_kinds(effect: Any) -> None:
+    """Lets programs that name memories (to offload residuals) have an ordered effect.
+
+    JAX (as of 0.12) lists the memories of a program's results without its tokens, and
+    then fails to pair the two.
+    """
+    from jax._src.interpreters import mlir as mlir_internal
+
+    lower = mlir_internal.lower_jaxpr_to_fun
+    name = "propagated_out_mem_kinds"
+    if f"*{name}" in inspect.getsource(lower):  # then they are listed
+        return
+
+    @functools.wraps(lower)
+    def lower_jaxpr_to_fun(
+        ctx: Any, fun_name: Any, jaxpr: Any, effects: Any, *args: Any, **params: Any
+    ) -> Any:
+        if effect in effects and params.get(name) is not None:
+            params[name] = ((None,) * len(effects)) + tuple(params[name])
+        return lower(ctx, fun_name, jaxpr, effects, *args, **params)
+
+    mlir_internal.lower_jaxpr_to_fun = lower_jaxpr_to_fun
 
 
 def _first_device_sharding(ctx: Any) -> Any:

@@ -63,7 +63,9 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         return _events_beside(_custom_jvp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
-    front = len(leaves) + consts
+    # rules outlive this trace, so that they must not hold the leaves themselves
+    size = len(leaves)
+    front = size + consts
     results = len(old.out_avals)
 
     def call(*flat: Any) -> list[Any]:
@@ -76,7 +78,7 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         zeros = [type(t) is SymbolicZero for t in seeds]
         jaxpr, out_zeros = _compat.jvp_rule_jaxpr(eqn, zeros)
         ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
-        before = state_tree.unflatten(primals[: len(leaves)])
+        before = state_tree.unflatten(primals[:size])
         outs, rest = _evaluate_rule(
             walk, eqn, jaxpr, ins, before, old, new, tree, primals
         )
@@ -104,7 +106,9 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
-    front = len(leaves) + consts
+    # rules outlive this trace, so that they must not hold the leaves themselves
+    size = len(leaves)
+    front = size + consts
     results = len(old.out_avals)
     constant = walk.collector.constant_state
 
@@ -115,14 +119,14 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     def fwd(*primals: Any) -> Any:
         values = [primal.value for primal in primals]
         perturbed = [primal.perturbed for primal in primals]
-        if any(perturbed[len(leaves) : front]):
+        if any(perturbed[size:front]):
             raise _compat.closed_over_error()
         jaxpr = _compat.fwd_rule_jaxpr(eqn, perturbed[front:])
-        before = state_tree.unflatten(values[: len(leaves)])
+        before = state_tree.unflatten(values[:size])
         outs, rest = _evaluate_rule(
             walk, eqn, jaxpr, values[front:], before, old, new, tree, values
         )
-        residuals, outs = _compat.fwd_rule_residuals(eqn, values[len(leaves) :], outs)
+        residuals, outs = _compat.fwd_rule_residuals(eqn, values[size:], outs)
         return [*outs, *rest], (before if constant else None, residuals)
 
     def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
@@ -307,7 +311,7 @@ def _with_derivative_of(
 
     def without_events_of_solution() -> Any:
         lines = _lines_in(solution)
-        watch = Changer(_Derivative(walk.collector, lines, in_rules=not leaves))
+        watch = Changer(_Derivative(walk.collector, lines, in_rules=not front))
         return _compat.changed_equation(eqn, watch.changed, watch)
 
     @jax.custom_jvp
@@ -376,15 +380,16 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     old = eqn.params["call"]
     new, tree = walk.rebuilt(old, state)
     leaves = jax.tree.leaves(state)
+    front = len(leaves)
     more = len(new.out_avals) - len(old.out_avals)
+    keyed = any(walk.collector.keyed(state))
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
-        if more > len(leaves) or any(walk.collector.keyed(state)):
+        if more > front or keyed:
             raise UnsupportedPrimitiveError(
                 f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
                 "that logs: use the transformation after `jax.vmap`, not before it.)"
             )
-        front = len(leaves)
         inner = eqn.params["in_tree"].unflatten
         call = _cleaned_vmap_rule(walk, eqn)
         outs, out_batched = call(

@@ -122,6 +122,8 @@ class Event:
     # set inside `jacfwd`: the `vmap` over its tangents is not to be seen (see
     # _derivatives). "value": the values do not depend on tangents, "rule": they may
     once: str = ""
+    # may be in a program that runs while another is traced (see _not_traced)
+    early: bool = False
 
     def __repr__(self) -> str:  # as it shows in a jaxpr
         return f"{', '.join((*self.keys, *self.steps))} at {self.source}"

@@ -13,6 +13,7 @@ only on equations that log, and leaves everything else to JAX's rule, unread.
 - **Linearizing a `while_loop`**, or recomputing it under `checkpoint`, runs it twice.
   Its events are kept in one of the two runs.
 - **A `checkpoint` whose results nobody uses** is removed with its events (JAX 0.10).
+- **`jax.checking_leaks`** takes what partial evaluation keeps of events for leaks.
 """
 
 import contextlib
@@ -680,6 +681,13 @@ def _kept_checkpoint(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+# --- leak checks -------------------------------------------------------------
+
+
+def _logs(eqn: Any) -> bool:
+    return eqn.primitive is log_p or bool(events_inside(eqn))
+
+
 def install() -> None:
     """Wraps JAX's rules, once."""
     scan, cond, loop = _compat.scan_p, _compat.cond_p, _compat.while_p
@@ -696,6 +704,7 @@ def install() -> None:
     _compat.wrap_rule("batching", loop, _guarded_while)
     _compat.wrap_rule("partial_eval", loop, _once_while)
     _compat.wrap_rule("partial_eval_equation", loop, _once_while_equation)
+    _compat.forget_effect_handles(_logs)
 
 
 install()

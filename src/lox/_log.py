@@ -13,6 +13,7 @@ from ._errors import LoxTypeError, RangeError, StepError, describe
 from ._events import Event, Source, user_source
 from ._logdict import RESERVED, logdict, reserved_step
 from ._nnx import as_arrays
+from ._not_traced import check_host_function, may_run_early
 from ._numbers import lost_by, number_of, rounds
 from ._primitive import log_p
 
@@ -161,11 +162,14 @@ def _log_event(
         tags=_tags(tags, at),
         explicit=explicit,
         quiet=explicit,
+        early=may_run_early(),
         masked=mask is not None,
         numbers=numbers_of(data.values(), trees, steps.values()),
         reduce=_prefixed(_reduce.check(reduce, f" of the `lox.log`{at}"), prefix),
     )
     if keys:
+        if _compat.at_top_level():
+            check_host_function(keys, source)
         masks = [] if mask is None else [jnp.asarray(mask)]
         operands = [*leaves, *numbers, *masks]
         if any(isinstance(x, np.ndarray) for x in operands):

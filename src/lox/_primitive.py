@@ -22,6 +22,7 @@ from . import _compat
 from ._errors import LoxWarning, UnsupportedPrimitiveError
 from ._events import Event
 from ._host import callback_errors, default_sink
+from ._not_traced import check_early
 
 
 class LogEffect(_compat.DebugEffect):
@@ -53,7 +54,17 @@ class OrderedLogEffect(_compat.OrderedEffect):
 LOG_EFFECT = LogEffect()
 ORDERED_LOG_EFFECT = OrderedLogEffect()
 
-log_p: Any = _compat.Primitive("lox_log")
+
+class _LogPrimitive(_compat.Primitive):
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        """Adds the event to the program that is traced, constants included."""
+        if not _compat.folds_constants():
+            return super().bind(*operands, **params)
+        with _compat.without_folding():
+            return super().bind(*operands, **params)
+
+
+log_p: Any = _LogPrimitive("lox_log")
 log_p.multiple_results = True
 
 
@@ -87,6 +98,8 @@ def is_key(x: Any) -> bool:
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     if event.quiet:
         return []
+    if event.early and event.sink is None:
+        check_early(event.keys, event.source)
     sink = event.sink or default_sink
     count = len(operands) - event.anchors
     operands = operands[:count]
@@ -98,6 +111,7 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
 
 _compat.register_lowering(log_p, _lowering)
 _compat.inline_calls_without_arguments(ORDERED_LOG_EFFECT)
+_compat.give_tokens_memory_kinds(ORDERED_LOG_EFFECT)
 
 
 # whether events inside `jacfwd` are marked (see _derivatives)

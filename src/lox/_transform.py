@@ -32,6 +32,9 @@ from ._arguments import (
     traced_attribute,
 )
 from ._errors import LoxTypeError, describe
+from ._modules import check_modules
+from ._not_traced import note_host_functions, tracing
+from ._walk import host_functions_in
 
 # What becomes of a traced function: its closed jaxpr and flat arguments, to the flat
 # results and whatever the transformation adds.
@@ -166,8 +169,10 @@ class Compiled:
         user_fun = self._get_fun()
         fun = _nnx.pure(user_fun, kwargs)
         shape: list[Any] = []
+        traces: list[Callable[[], Any]] = []
 
         def arrays_of(out: Any) -> list[Any]:
+            traces.append(_compat.trace_reference())
             if not inline and self._form.numbers:
                 out = hide_settings(out, _runs_later)
             leaves, tree = jax.tree.flatten(out, is_leaf=_runs_later)
@@ -199,10 +204,11 @@ class Compiled:
             return arrays_of(fun(*inner_args, **inner_kwargs))
 
         try:
-            if len(arrays) == len(leaves):  # then JAX's errors name the arguments
-                closed = jax.make_jaxpr(plain)(*args, **kwargs)
-            else:
-                closed = jax.make_jaxpr(mixed)(*arrays)
+            with tracing():
+                if len(arrays) == len(leaves):  # then JAX's errors name the arguments
+                    closed = jax.make_jaxpr(plain)(*args, **kwargs)
+                else:
+                    closed = jax.make_jaxpr(mixed)(*arrays)
         except ValueError as error:
             if "static arguments" not in str(error):
                 raise
@@ -211,9 +217,13 @@ class Compiled:
                 "its own, which lox traces: name them to lox too, with "
                 "`static_argnums` or `static_argnames`."
             ) from error
+        trace = traces[-1]()
+        if trace is not None:  # then somebody holds what was traced
+            check_modules(user_fun, trace)
         if self._form.outermost:
             owner = getattr(inspect.unwrap(user_fun), "__self__", None)
             _check_objects(user_fun, [owner, *leaves])
+        note_host_functions(host_functions_in(closed))
         outs, added = self._evaluate(closed, arrays)
         out_tree, rest = shape[-1]
         if not rest:

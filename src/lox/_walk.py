@@ -374,6 +374,8 @@ class _Contents(NamedTuple):
 
     events: tuple[Event, ...]
     hides_rules: bool
+    # what it calls on the host
+    host_functions: tuple[Any, ...]
     # the equations with either inside; all others are bound as they are
     places: frozenset[int]
 
@@ -388,15 +390,22 @@ def _contents_of(jaxpr: Any) -> _Contents:
         events: dict[Event, None] = {}
         places = set()
         hides_rules = False
+        host: list[Any] = []
         for i, eqn in enumerate(key.eqns):
-            is_log = eqn.primitive is log_p
-            inside = (eqn.params["event"],) if is_log else events_inside(eqn)
-            events.update(dict.fromkeys(inside))
-            hides = has_hidden_rules(eqn)
-            hides_rules |= hides
-            if inside or hides:
+            if eqn.primitive is log_p:
+                events[eqn.params["event"]] = None
                 places.add(i)
-        found = _Contents(tuple(events), hides_rules, frozenset(places))
+                continue
+            inside = [_contents_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
+            hides = _hides_rules_itself(eqn) or any(one.hides_rules for one in inside)
+            hides_rules |= hides
+            host += _compat.host_functions_of(eqn)
+            for one in inside:
+                events.update(dict.fromkeys(one.events))
+                host += one.host_functions
+            if hides or any(one.events for one in inside):
+                places.add(i)
+        found = _Contents(tuple(events), hides_rules, tuple(host), frozenset(places))
         _contents[key] = found
     return found
 
@@ -409,6 +418,11 @@ def events_of(jaxpr: Any) -> tuple[Event, ...]:
     return _contents_of(jaxpr).events
 
 
+def host_functions_in(jaxpr: Any) -> tuple[Any, ...]:
+    """The functions that a jaxpr calls on the host, at any depth."""
+    return _contents_of(jaxpr).host_functions
+
+
 def equations_with_events(jaxpr: Any) -> list[Any]:
     """The equations that log, or have something inside that may."""
     equations = _compat.open_jaxpr(jaxpr).eqns
@@ -417,9 +431,13 @@ def equations_with_events(jaxpr: Any) -> list[Any]:
 
 def has_hidden_rules(eqn: Any) -> bool:
     """Whether an equation has derivative rules of the user's, at any depth."""
-    if eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn):
-        return True
-    return any(_contents_of(jaxpr).hides_rules for jaxpr in jaxprs_of(eqn))
+    return _hides_rules_itself(eqn) or any(
+        _contents_of(jaxpr).hides_rules for jaxpr in jaxprs_of(eqn)
+    )
+
+
+def _hides_rules_itself(eqn: Any) -> bool:
+    return eqn.primitive.name in _hidden_rules and not _compat.rules_of_jax(eqn)
 
 
 def hides_rules(jaxpr: Any) -> bool:
