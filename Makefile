@@ -13,7 +13,7 @@ help:
 	@echo "make demo    a vmapped training run, logged live and to disk, then shown"
 	@echo "make test    the tests"
 	@echo "make soak    the oracle on thousands of random programs (PROGRAMS=5000)"
-	@echo "make libraries  real programs of JAX libraries, at length (STEPS=10)"
+	@echo "make libraries  programs of JAX libraries; at length with STEPS=10"
 	@echo "make lint    formatting and lint;  make types  the type checker"
 	@echo "make bench   the benchmarks"
 
@@ -27,13 +27,13 @@ demo: $(VENV)/ready
 	$(BIN)/python examples/spirals.py
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/libraries
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
 
 libraries: $(VENV)/ready
-	LOX_LIBRARY_STEPS=$(or $(STEPS),10) $(BIN)/python -m pytest -n $(WORKERS) tests/libraries
+	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) tests/libraries
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 # for tests that would take too long in the short form
-long = pytest.mark.skipif(_TIMES == 1, reason="runs in `make libraries`")
+long = pytest.mark.skipif(_TIMES == 1, reason="runs with `make libraries STEPS=10`")
 
 
 def scaled(steps: int) -> int:

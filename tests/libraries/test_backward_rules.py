@@ -7,6 +7,8 @@ import pytest
 
 import lox
 
+from .recording import long
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -97,6 +99,7 @@ def test_filter_custom_vjp_gets_its_flags_as_they_are():
 # --- diffrax -----------------------------------------------------------------
 
 
+@long
 @pytest.mark.parametrize(
     "name", ["RecursiveCheckpointAdjoint", "DirectAdjoint", "BacksolveAdjoint"]
 )
@@ -123,6 +126,7 @@ def test_diffrax_adjoints_evaluate_the_vector_field_again_without_events(name):
 # --- solvers -----------------------------------------------------------------
 
 
+@long
 def test_optimistix_recomputes_its_steps_without_events():
     optimistix = pytest.importorskip("optimistix")
 

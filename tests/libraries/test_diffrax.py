@@ -13,6 +13,7 @@ from .recording import (
     check_gradient,
     check_lanes,
     check_logs,
+    long,
     quiet,
     record,
     record_lanes,
@@ -76,7 +77,7 @@ def test_a_solve_logs_every_evaluation_of_the_vector_field():
     check_logs(make, ARGS, events, reduce, capacity=CAPACITY)
 
 
-@pytest.mark.parametrize("adjoint", ("checkpoint", "direct"))
+@pytest.mark.parametrize("adjoint", ("checkpoint", pytest.param("direct", marks=long)))
 def test_adaptive_solves_of_lanes_take_steps_of_their_own(adjoint):
     make = solving(adjoint)
     lanes = record_lanes(make, *LANES, in_custom_rules=True)

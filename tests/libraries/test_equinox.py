@@ -463,6 +463,7 @@ def test_vmapped_solves_with_other_adjoints_log_per_lane(adjoint):
         assert_same_rows(rows_per_lane(logs), expected, rtol=1e-3)
 
 
+@long
 def test_vmapped_implicit_solves_log_per_lane():
     fun = solve("Kvaerno3", dt0=0.5)
     rates = jnp.array([0.5, 3.0])
@@ -555,7 +556,7 @@ def test_vmapped_minimisations_log_per_lane(solver, search):
         assert_same_rows(rows_per_lane(logs), expected, rtol=1e-2)
 
 
-@pytest.mark.parametrize("solver", ["Newton", "Bisection"])
+@pytest.mark.parametrize("solver", ["Newton", pytest.param("Bisection", marks=long)])
 def test_derivatives_of_root_finds_are_those_without_logs(solver):
     fun = root(solver)
     forward = alone(fun, [2.0])[0]

@@ -8,6 +8,7 @@ from .recording import (
     check_gradient,
     check_lanes,
     check_logs,
+    long,
     record,
     record_lanes,
     scaled,
@@ -81,7 +82,7 @@ def test_gradient_descent_in_lanes_that_end_at_different_times():
     check_lanes(descent, LANES, lanes, capacity=CAPACITY)
 
 
-@pytest.mark.parametrize("make", (lbfgs, bisection))
+@pytest.mark.parametrize("make", (pytest.param(lbfgs, marks=long), bisection))
 def test_implicit_differentiation_logs_what_the_solver_logs(make):
     # linearising the optimality condition at the solution evaluates the objective
     # again: by the same line, so that it is not an event
