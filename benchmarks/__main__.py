@@ -7,6 +7,7 @@ from . import (
     eager,
     lanes,
     libraries,
+    loggers,
     removed,
     store,
     streaming,
@@ -27,6 +28,7 @@ TOPICS = {
         streaming,
         lanes,
         store,
+        loggers,
         trackers,
         libraries,
     )

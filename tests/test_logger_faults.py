@@ -1,6 +1,7 @@
 """Loggers when things go wrong: no row is lost, and no run suffers for another."""
 
 import dataclasses
+import gc
 import json
 import pathlib
 import pickle
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +119,7 @@ def test_a_logger_can_be_called_in_a_callback():
     tapped = lox.tap(scanned, lambda logs: logger.log(state, logs))
     tapped(0.0)
     jax.jit(tapped)(3.0)
+    jax.effects_barrier()
 
     @jax.jit
     def other(x):
@@ -720,3 +723,160 @@ def test_trackers_look_at_logs_that_seem_to_be_like_those_before():
     assert table.scalars["x"].tolist() == [2.0]
     dict.__setitem__(logs, "x", np.ones((2, 3)))
     assert lox.loggers._tracker._simple_table(logs) is None
+
+
+# --- an `init` that rows of other devices overtake ---------------------------
+
+
+def overtaken(logger, words=(0, 7), rows=5):
+    """What comes of `init` in a program around a `shard_map`, rows first."""
+    logger._unordered = logger._devices = logger._opens_inside = True
+    for i in range(rows):
+        logger._runs.write(words, lox.logdict({"x": np.float32(i)}), late=True)
+    logger._runs.open(words, late=True, config={"lr": 0.1})
+    logger._runs.close_late(words)
+    jax.effects_barrier()
+
+
+@pytest.mark.parametrize("most", [100, 2], ids=["early", "begun by itself"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch):
+    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", most)
+    logger = lox.loggers.SaveLogger("store", config={"model": "mlp"})
+    logger.background = background
+    overtaken(logger)
+    (run,) = lox.runs("store")
+    assert run.config == {"model": "mlp", "lr": 0.1}
+    assert run.load()["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
+    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", 2)
+    text = lox.loggers.JSONLinesLogger("lines")
+    saved = lox.loggers.SaveLogger("store")
+    overtaken(lox.loggers.MultiLogger(saved, text))
+    assert lox.runs("store")[0].config == {"lr": 0.1}
+    (config,) = pathlib.Path("lines").glob("*.config.json")
+    assert json.loads(config.read_text()) == {"lr": 0.1}
+
+
+def test_a_config_that_comes_too_late_for_a_backend_is_reported(monkeypatch):
+    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", 2)
+    logger = MemoryLogger()
+    with pytest.warns(lox.LoxWarning, match="without its config"):
+        overtaken(logger)
+    assert logger.runs == {(0, 7): [0, 1, 2, 3, 4]} and logger.closed == [(0, 7)]
+
+
+def test_a_run_that_no_program_begins_is_written_at_once():
+    """As after a restart, when a state comes from a checkpoint."""
+    logger = MemoryLogger()
+    logger._unordered = True
+    logger._runs.write((0, 7), lox.logdict({"x": np.float32(1)}), late=True)
+    assert logger.runs == {(0, 7): [1.0]}
+
+
+# --- which calls come from a callback, and what tracing leaves behind --------
+
+
+def test_init_under_tree_map_is_not_taken_for_a_call_from_a_callback():
+    """It waits for programs that still run, and raises what it has to say."""
+    logger = MemoryLogger()
+    states = jax.tree.map(logger.init, [1, 2])
+    with pytest.raises(lox.LoxError, match="open"):
+        jax.tree.map(logger.init, [3, 1])
+    f = jax.jit(logger.tap(lambda x: scanned(x, 300), states[0]))
+    f(1.0)
+    jax.tree.map(lambda i: logger.finish(states[i]), [0, 1])
+    assert len(logger.runs[0, 1]) == 300
+    assert logger.closed == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("callback", [jax.debug.callback, jax.pure_callback])
+def test_a_logger_may_be_used_in_a_callback_of_jax(callback):
+    logger = MemoryLogger()
+
+    def host(x):
+        state = logger.init(int(x))
+        logger.log(state, {"x": np.asarray(x)})
+        logger.finish(state)
+        return np.float32(x)
+
+    def f(x):
+        if callback is jax.pure_callback:
+            return callback(host, jax.ShapeDtypeStruct((), jnp.float32), x)
+        callback(host, x)
+        return x
+
+    assert jax.jit(f)(3.0) == 3
+    jax.effects_barrier()
+    assert logger.runs == {(0, 3): [3.0]}
+
+
+def test_tracing_a_tapped_function_changes_nothing_of_the_logger():
+    logger = MemoryLogger()
+    state = logger.init(0)
+    before = dict(vars(logger))
+    jax.make_jaxpr(logger.tap(scanned, state, ordered=False))(1.0)
+    jax.eval_shape(logger.tap(scanned, state, ordered=False), 1.0)
+    jax.make_jaxpr(lambda x: logger.tap(scanned, logger.init(5), ordered=False)(x))(1.0)
+    assert vars(logger) == before
+
+
+# --- loggers that are made anew for each run ---------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"ordered": False}], ids=str)
+def test_loggers_made_anew_share_a_compiled_program(options):
+    traced, loggers = [], [MemoryLogger() for _ in range(4)]
+
+    def program(x):
+        traced.append(x)
+        return scanned(x)
+
+    for i, logger in enumerate(loggers):
+        state = logger.init(i)
+        logger.tap(program, state, **options)(10.0 * i)
+        logger.finish(state)
+    assert len(traced) == 1
+    for i, logger in enumerate(loggers):
+        ((words, rows),) = logger.runs.items()
+        assert words == (0, i) and list(rows) == [10 * i, 10 * i + 1, 10 * i + 2]
+
+
+def test_a_logger_is_garbage_when_its_run_is_finished():
+    gone = []
+
+    def program(x):
+        return scanned(x)
+
+    for i in range(3):
+        logger = MemoryLogger()
+        weakref.finalize(logger, gone.append, i)
+        state = logger.init(i)
+        logger.tap(program, state)(0.0)
+        logger.finish(state)
+    del logger
+    gc.collect()
+    assert sorted(gone) == [0, 1, 2]
+
+
+def test_two_loggers_in_two_threads_share_a_program():
+    loggers = [MemoryLogger() for _ in range(2)]
+
+    def program(x):
+        return scanned(x, 200)
+
+    def run(logger):
+        state = logger.init(0)
+        for _ in range(5):
+            logger.tap(program, state)(0.0)
+        logger.finish(state)
+
+    threads = [threading.Thread(target=run, args=(logger,)) for logger in loggers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for logger in loggers:
+        assert logger.runs == {(0, 0): list(range(200)) * 5}

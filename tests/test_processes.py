@@ -1,10 +1,10 @@
 """Forks, signals, threads, and limits of the system: no row is lost by them."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
@@ -29,6 +29,18 @@ def python(program, *arguments):
     )
     assert done.returncode == 0, done.stderr
     return done
+
+
+def start(program, *arguments):
+    """The same, without waiting for its end."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 # --- forks -------------------------------------------------------------------
@@ -131,6 +143,88 @@ def test_a_handler_of_a_signal_may_log_amidst_another_log():
         found = lox.load(store)
         assert found["main"].tolist() == list(range(logged))
         assert found["handler"].tolist() == list(range(handled))
+
+
+LONG_PROGRAM = """
+import signal, sys
+import jax, jax.numpy as jnp
+import lox, lox.loggers
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+
+class Sends(lox.loggers.Logger):
+    background = True
+    def open(self, run):
+        return lox.loggers.SaveLogger("sent"), []
+    def write(self, run, logs):
+        logger, state = run
+        state or state.append(logger.init(0))
+        logger.log(state[0], logs)
+    def close(self, run):
+        logger, state = run
+        logger.finish(state[0])
+
+kind, mode = sys.argv[1:]
+logger = lox.loggers.SaveLogger("sent")
+if kind == "queue":
+    logger = lox.loggers.MultiLogger(Sends(), lox.loggers.SaveLogger("saved"))
+if kind == "console":
+    logger = lox.loggers.MultiLogger(logger, lox.loggers.ConsoleLogger())
+state = logger.init(0)
+
+def step(c, i):
+    lox.log({"c": c}, step=i)
+    return c + 1, None
+
+def train(x):
+    return jax.lax.scan(step, x, jnp.arange(10_000_000))[0]
+
+train = logger.tap(train, state)
+train = jax.jit(train) if mode == "jit" else train
+try:
+    jax.block_until_ready(train(0))
+except BaseException as error:
+    print("raised", type(error).__name__, flush=True)
+    raise
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize(
+    "kind, mode, signum",
+    [
+        ("save", "eager", signal.SIGTERM),
+        ("save", "jit", signal.SIGINT),
+        ("save", "jit", signal.SIGTERM),
+        ("queue", "eager", signal.SIGINT),
+        ("queue", "jit", signal.SIGTERM),
+        ("console", "jit", signal.SIGINT),
+    ],
+)
+def test_an_interrupt_ends_a_long_program_and_all_it_has_logged_is_there(
+    kind, mode, signum
+):
+    with start(LONG_PROGRAM, kind, mode) as process:
+        try:
+            seen = 0
+            while seen < 100:
+                assert process.poll() is None, process.communicate()
+                if os.path.isdir("sent") and lox.runs("sent"):
+                    seen = len(np.atleast_1d(lox.load("sent").get("c", [])))
+            process.send_signal(signum)
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    name = "KeyboardInterrupt" if signum == signal.SIGINT else "SystemExit"
+    assert f"raised {name}" in output, (output, errors)
+    assert process.returncode == (-signum if signum == signal.SIGINT else 3), errors
+    stores = ("sent", "saved") if kind == "queue" else ("sent",)
+    found = [lox.load(store) for store in stores]
+    rows = len(found[0]["c"])
+    assert seen <= rows < 10_000_000
+    for one in found:
+        assert one["c"].tolist() == one.step["c"].tolist() == list(range(rows))
 
 
 # --- threads -----------------------------------------------------------------
@@ -248,11 +342,11 @@ def test_a_process_may_go_elsewhere(tmp_path, monkeypatch):
 
 def test_a_run_is_begun_by_one_of_two_processes():
     program = """
-    import sys, time
     import lox, lox.loggers
 
     logger = lox.loggers.SaveLogger("store")
-    time.sleep(float(sys.argv[1]) - time.time())
+    print("ready", flush=True)
+    input()
     for key in range(200):
         try:
             logger.init(key)
@@ -260,12 +354,13 @@ def test_a_run_is_begun_by_one_of_two_processes():
         except lox.StoreError as error:
             assert "there is a run at" in str(error), error
     """
-    start = str(time.time() + 6)
-    command = [sys.executable, "-c", textwrap.dedent(program), start]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    begun = [key for one in both for key in one.communicate()[0].split()]
+    both = [start(program) for _ in range(2)]
+    for one in both:
+        assert one.stdout.readline() == "ready\n"
+    for one in both:
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    begun = [key for one in both for key in one.communicate(timeout=120)[0].split()]
     assert [one.returncode for one in both] == [0, 0]
     assert sorted(map(int, begun)) == list(range(200))
 

@@ -15,6 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import jax
@@ -1139,7 +1140,12 @@ def at_effects_barrier(hook: Callable[[], None]) -> None:
 
     def block_until_ready(self: Any) -> None:
         try:
-            original(self)
+            try:
+                original(self)
+            except jax.errors.JaxRuntimeError as error:
+                if STOPPED not in str(error):
+                    raise
+                _forget_failed(self)
         finally:  # one that raises keeps none of the others from its work
             if not getattr(_quietly, "waiting", False):
                 hook()
@@ -1159,20 +1165,99 @@ def wait_for_callbacks() -> None:
         _quietly.waiting = False
 
 
-def called_by_jax() -> bool:
-    """Whether a function of JAX's is among those that called us: as in a callback.
+def around_programs(hook: Callable[[Callable[[], Any]], Any]) -> None:
+    """Lets `hook` make every call of a program that has effects."""
+    from jax._src import dispatch
+    from jax._src.interpreters import pxla
+
+    # without it, an interrupt of a jitted program surfaces as an error of XLA's
+    program = pxla.ExecuteReplicated
+    original = program.__call__
+
+    def call(self: Any, *args: Any) -> Any:
+        if not (self.ordered_effects or self.has_unordered_effects):
+            return original(self, *args)
+        tokens = dispatch.runtime_tokens
+        if getattr(tokens, "lox_stopped", 0) != _stopped:
+            tokens.lox_stopped = _stopped
+            _forget_failed(tokens)
+        return hook(lambda: original(self, *args))
+
+    if hasattr(program, "_add_tokens_to_inputs"):  # the class that is meant
+        program.__call__ = call
+
+
+def is_done(outputs: Sequence[Any]) -> bool:
+    """Whether a program that has these outputs, and effects, has ended."""
+    from jax._src import dispatch
+
+    tokens = (token._buf for token in dispatch.runtime_tokens.current_tokens.values())
+    try:
+        return all(x.is_ready() for x in (*tokens, *outputs))
+    except AttributeError:
+        return False
+
+
+# what the error of a program says that one of our callbacks has ended
+STOPPED = "stopped by an interrupt during lox's callback"
+_stopped = 0
+
+
+def program_stopped() -> None:
+    """Hears that a callback is about to end a program that runs in a thread of XLA's.
+
+    JAX would hand the error on to the next program with ordered effects.
+    """
+    global _stopped
+    _stopped += 1
+
+
+def _forget_failed(tokens: Any) -> None:
+    """Forgets, of the programs that JAX waits for, those that were stopped."""
+    for known in (tokens.current_tokens, tokens.output_runtime_tokens):
+        for name, token in list(known.items()):
+            try:
+                token.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                if STOPPED not in str(error):
+                    raise
+                del known[name]
+
+
+_JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
+_CALLBACK_FILE = os.path.join(_JAX, "_src", "callback.py")
+# the code of the functions of ours that XLA calls
+_receivers: set[CodeType] = set()
+
+
+def in_callback() -> bool:
+    """Whether a callback of a program is among the functions that called us.
 
     Waiting for callbacks, one would wait there for oneself.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_JAX):
+        if frame.f_code in _receivers or frame.f_code.co_filename == _CALLBACK_FILE:
             return True
         frame = frame.f_back
     return False
 
 
-_JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
+def in_receiver(frame: FrameType | None) -> bool:
+    """Whether `frame` is in a call that XLA makes of a function of ours."""
+    while frame is not None:
+        if frame.f_code in _receivers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def called_by_xla_thread() -> bool:
+    """Whether we run in a callback that no Python code of this thread waits for."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code in _receivers or frame.f_code.co_filename == _CALLBACK_FILE
 
 
 def to_numpy(x: Any) -> Any:
@@ -1235,7 +1320,7 @@ def without_folding() -> Any:
 
 def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     """The user's function that an equation calls on the host, if it calls one."""
-    if eqn.primitive.name not in _CALLBACKS:
+    if eqn.primitive.name not in _CALLBACK_PRIMITIVES:
         return ()
     callback = eqn.params["callback"]
     if isinstance(callback, types.FunctionType):  # of `jax.debug.callback`
@@ -1247,7 +1332,7 @@ def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     return (getattr(callback, "callback_func", callback),)
 
 
-_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
+_CALLBACK_PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 
 def running_host_functions() -> Iterator[Any]:
@@ -1302,10 +1387,11 @@ def emit_callback(
         if effect is not None:
             ctx.set_tokens_out(mlir.TokenSet({effect: ctx.tokens_in.get(effect)}))
         return
-    _, token, _ = mlir.emit_python_callback(
+    token = None if effect is None else ctx.tokens_in.get(effect)
+    _, new_token, wrapped = mlir.emit_python_callback(
         inner,
         callback,
-        None if effect is None else ctx.tokens_in.get(effect),
+        token,
         list(operands),
         list(avals),
         [],
@@ -1314,7 +1400,27 @@ def emit_callback(
         sharding=sharding,
     )
     if effect is not None:
-        ctx.set_tokens_out(mlir.TokenSet({effect: token}))
+        ctx.set_tokens_out(mlir.TokenSet({effect: new_token}))
+    _receivers.add(callback.__code__)  # type: ignore[attr-defined]
+    _call_directly(ctx.module_context.host_callbacks, wrapped, callback, bool(token))
+
+
+def _call_directly(
+    callbacks: list[Any], wrapped: Any, callback: Callable[..., Any], token: bool
+) -> None:
+    """Lets XLA call a function itself, and not JAX's, which checks its results.
+
+    There are none, and the checks take as long as all that an event costs otherwise.
+    """
+    if not callbacks or callbacks[-1] is not wrapped:
+        return
+
+    def call(token: Any, *operands: Any) -> tuple[Any]:
+        callback(*operands)
+        return (token,)
+
+    callbacks[-1] = call if token else callback
+    _receivers.add(callbacks[-1].__code__)
 
 
 def inline_calls_without_arguments(effect: Any) -> None:
@@ -1394,6 +1500,15 @@ def is_partitioned(ctx: Any) -> bool:
         return False
     manual = getattr(context, "manual_axes", frozenset())
     return set(mesh.axis_names) != set(manual)
+
+
+def devices_of(ctx: Any) -> tuple[int, bool]:
+    """How many devices run a program, and whether each of them makes its own calls."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", None) or 1, False
+    return int(mesh.size), bool(getattr(context, "manual_axes", ()))
 
 
 register_lowering = mlir.register_lowering

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from . import _compat, _custom_rules, _reduce, _rules  # noqa: F401  (registers them)
+from . import (  # noqa: F401  (some register rules)
+    _compat,
+    _custom_rules,
+    _interrupts,
+    _reduce,
+    _rules,
+    _signals,
+)
 from ._errors import UnsupportedPrimitiveError
 from ._events import Event, Operands, Selection, Source
 from ._host import CallbackSink, callback_errors
@@ -265,7 +272,6 @@ class _Tapper(Taker):
             event, operands = with_run(event, operands, run)
         # XLA crashes on order where only some axes of a mesh are manual
         ordered = self._ordered and not _compat.partly_manual()
-        self._sink.comes_from(ordered, _compat.in_shard_map() > 0)
         event = event.renamed(self._prefix)
         event = dataclasses.replace(
             event, sink=self._sink, ordered=ordered, several=marks, quiet=False
@@ -298,14 +304,31 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
 
 def finished(run: Any, args: Any, kwargs: Any) -> Any:
     """Calls a program that delivers, and waits for the callbacks, which may raise."""
+    sink = run.sink
+    if sink.stopping:  # a call that was interrupted twice may have left its program
+        _compat.wait_for_callbacks()
+        sink.stopping = False
+    runs = False
     try:
         out = run(*args, **kwargs)[0]
+        runs = True
+        jax.block_until_ready(out)  # which looks for signals, as tokens may not
         _compat.wait_for_callbacks()
-    except jax.errors.JaxRuntimeError as error:
-        # Ctrl-C that came between JAX and a callback is one still
-        if "KeyboardInterrupt" in str(error):
-            raise KeyboardInterrupt from error
+    except Exception:
+        callback_errors.raise_of(sink)  # in place of what XLA made of it
+        raise
+    except BaseException:
+        if runs and not sink.unstoppable:
+            _stop(sink)
         raise
     finally:
-        callback_errors.raise_of(run.sink)
+        _signals.hand_back()
+    callback_errors.raise_of(sink)
     return out
+
+
+def _stop(sink: CallbackSink) -> None:
+    """Ends a program that runs in a thread of XLA's, at its next event."""
+    sink.stopping = True
+    _compat.wait_for_callbacks()
+    sink.stopping = False

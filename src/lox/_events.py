@@ -72,7 +72,13 @@ class Sink(Protocol):
     """Where an event goes once a transformation has taken it."""
 
     def receiver(self, event: "Event") -> Callable[..., tuple[()]]:
-        """What to call with the operands of an event, in NumPy."""
+        """What a program is to call with the operands of an event, in NumPy."""
+        ...
+
+    def deliverer(
+        self, event: "Event"
+    ) -> Callable[[Sequence[Any]], BaseException | None]:
+        """The same for an eager event; it gives an interrupt, if there was one."""
         ...
 
 
@@ -109,6 +115,10 @@ class Event:
     sink: Sink | None = None
     # whether the sink gets it in program order
     ordered: bool = False
+    # how many devices run its program, once that is lowered; and whether each of them
+    # delivers it, in no order among each other
+    devices: int = 1
+    per_device: bool = False
     # for each key, whether its program may log several rows; empty if nobody knows
     several: tuple[bool, ...] = ()
     # what else its API knows of it

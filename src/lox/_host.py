@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _compat
+from . import _compat, _interrupts, _signals
 from ._events import Event, Operands, delivery
 from ._key import KeyInfo
 from ._logdict import logdict
@@ -71,6 +71,7 @@ class CallbackErrors:
 
 
 callback_errors = CallbackErrors()
+_interrupts.at_stopped(callback_errors.raise_any)
 _compat.at_effects_barrier(callback_errors.raise_any)
 
 
@@ -82,41 +83,85 @@ class CallbackSink:
         self.batched = batched
         # set by an exception, until it is raised: a callback that failed gets no more
         self.failed = False
+        # set by an interrupt of a call, until its program has ended
+        self.stopping = False
+        # whether some program of it runs on several devices, and cannot be ended
+        self.unstoppable = False
         self._lock = threading.RLock()
 
-    def comes_from(self, ordered: bool, devices: bool) -> None:
-        """Hears of a program whose events may have no order among each other."""
-
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
-        """What a program calls with the operands of an event, each time it comes by.
+        """What a program calls with the operands of an event, each time it comes by."""
+        deliver = self.deliverer(event)
+        stoppable = event.devices == 1
+        self.unstoppable |= not stoppable
+        waiting = _signals.waiting
+        _interrupts.used = True
+
+        def receive(*operands: Any) -> tuple[()]:
+            if stoppable and (self.stopping or _interrupts.ending):
+                _interrupts.stop()
+            interrupt = deliver(operands)
+            if _signals.in_main_thread():
+                if waiting:
+                    interrupt = _signals.run_waiting() or interrupt
+            elif stoppable and _signals.run_unhandled():
+                _interrupts.stop()
+            if interrupt is not None:
+                ended(interrupt)
+            return ()
+
+        def ended(interrupt: BaseException) -> None:
+            if stoppable and _interrupts.in_thread_of_call():
+                _interrupts.stop_by(interrupt)
+            callback_errors.keep_one(self, interrupt)
+            if stoppable:
+                _interrupts.stop()
+
+        return receive
+
+    def deliverer(
+        self, event: Event
+    ) -> Callable[[Sequence[Any]], BaseException | None]:
+        """Delivers the operands of an event, and gives an interrupt that came with it.
 
         It may run a million times, so all that can be done once is done here.
         """
-        lock = self._lock
-        source = event.source
+        lock, take, source = self._lock, self._taker(event), event.source
+
+        def deliver(operands: Sequence[Any]) -> BaseException | None:
+            try:
+                # Calls may come from several threads; a callback sees one at a time.
+                with lock:
+                    if not self.failed:
+                        delivery.source = source  # which warnings name
+                        take(operands)
+            except Exception as error:
+                callback_errors.keep(self, error)
+            except BaseException as error:
+                return error
+            return None
+
+        return deliver
+
+    def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
+        """Calls the callback with what the operands of an event are."""
         if event.buffered:
             open_lanes = _buffer_opener(event, self.batched)
         elif event.lanes or event.masked:
             open_lanes = _lanes_opener(event, self.batched)
         else:
-            open_row = _row_opener(event)
+            open_row = row_opener(event)
 
-            def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
-                return (open_row(operands),)
+            def take_row(operands: Sequence[Any]) -> None:
+                self.callback(open_row(operands))
 
-        def receive(*operands: Any) -> tuple[()]:
-            # Calls may come from several threads; a user's callback sees one at a time.
-            with lock:
-                if not self.failed:
-                    delivery.source = source  # which warnings name
-                    try:
-                        for logs in open_lanes(operands):
-                            self.callback(logs)
-                    except BaseException as error:
-                        callback_errors.keep(self, error)
-            return ()
+            return take_row
 
-        return receive
+        def take(operands: Sequence[Any]) -> None:
+            for logs in open_lanes(operands):
+                self.callback(logs)
+
+        return take
 
 
 class _DefaultSink(CallbackSink):
@@ -141,14 +186,18 @@ def _lanes_opener(
             return [lane for lane in opened if lane]
 
         return open_whole
-    open_row = _row_opener(dataclasses.replace(event, lanes=0))
+    open_row = row_opener(dataclasses.replace(event, lanes=0))
 
     def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
-        count = math.prod(operands[0].shape[: event.lanes])
-        flat = [x.reshape(count, *x.shape[event.lanes :]) for x in operands]
-        return map(open_row, zip(*flat, strict=True))
+        return map(open_row, each_lane(operands, event.lanes))
 
     return open_lanes
+
+
+def each_lane(operands: Sequence[Any], lanes: int) -> Iterable[Sequence[Any]]:
+    """The operands of each lane, where no mask says that there are fewer."""
+    count = math.prod(operands[0].shape[:lanes])
+    return zip(*(x.reshape(count, *x.shape[lanes:]) for x in operands), strict=True)
 
 
 def _buffer_opener(
@@ -230,13 +279,18 @@ def _logdict(
     return logdict._of(data, steps, masks, info)
 
 
-def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
-    """`_open` for an event without lanes or mask, whose shapes do not change."""
+def row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
+    """`_open` for an event without lanes or mask, whose shapes do not change.
+
+    There may be more operands after its own.
+    """
     if not all(tree == _ARRAY for tree in event.trees):
         return lambda operands: _open(event, operands)
     keys, names, count = event.keys, event.steps, len(event.keys)
     new, put, update = dict.__new__, dict.__setitem__, dict.update
+    fromkeys = dict.fromkeys
     (first, *others) = keys
+    one_step = names[0] if len(names) == 1 else None
     info: dict[str, KeyInfo] = {}
     nothing: dict[str, Any] = {}
 
@@ -249,9 +303,11 @@ def _row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
             put(logs, first, operands[0])
         logs._info = info or describe(operands)
         logs._mask = logs._steps = logs._dropped = nothing
-        if names:
-            steps = zip(names, operands[count:], strict=True)
-            logs._steps = {name: dict.fromkeys(keys, step) for name, step in steps}
+        if one_step is not None:
+            logs._steps = {one_step: fromkeys(keys, operands[count])}
+        elif names:
+            steps = zip(names, operands[count:])  # noqa: B905
+            logs._steps = {name: fromkeys(keys, step) for name, step in steps}
         return logs
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat, _signals
 from ._errors import LoxWarning, UnsupportedPrimitiveError
 from ._events import Event
 from ._host import callback_errors, default_sink
@@ -79,7 +79,11 @@ def _impl(*operands: Any, event: Event) -> list[Any]:
     if not event.quiet:
         real = operands[: len(operands) - event.anchors]
         sink = event.sink or default_sink
-        sink.receiver(event)(*map(to_host, real))
+        on_host = list(map(to_host, real))
+        deliver = sink.deliverer(event)
+        interrupt = _signals.uninterrupted(lambda: deliver(on_host))
+        if interrupt is not None:
+            raise interrupt
         callback_errors.raise_of(sink)
     return []
 
@@ -105,6 +109,8 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     operands = operands[:count]
     avals = [_compat.physical_aval(aval) for aval in ctx.avals_in[:count]]
     effect = ORDERED_LOG_EFFECT if event.ordered else None
+    devices, per_device = _compat.devices_of(ctx)
+    event = dataclasses.replace(event, devices=devices, per_device=per_device)
     _compat.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
     return []
 

@@ -1,10 +1,11 @@
 """Runs inside a program: a run is told by its PRNG key, which goes with every event.
 
-On the host, the words of the key are steps of names that nobody else can give.
+The words of the key are one operand, a step whose name nobody else can give. On the
+host they become as many steps, since a step of a logdict is a number.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,12 +41,33 @@ def with_run(
         )
     # the rows of a buffer share it, so that one for all of them is enough
     shape = (*lanes, 1) if event.buffered else lanes
-    for i in range(jnp.shape(words)[-1]):
-        word = words[..., i]
-        word = jnp.reshape(word, own + (1,) * (len(shape) - len(own)))
-        parts.steps.append(jnp.broadcast_to(word, shape))
-    names = tuple(f"{_WORD}{i}" for i in range(jnp.shape(words)[-1]))
-    return dataclasses.replace(event, steps=(*event.steps, *names)), parts.flat()
+    count = jnp.shape(words)[-1]
+    words = jnp.reshape(words, (*own, *[1] * (len(shape) - len(own)), count))
+    parts.steps.append(jnp.broadcast_to(words, (*shape, count)))
+    event = dataclasses.replace(event, steps=(*event.steps, f"{_WORD}{count}"))
+    return event, parts.flat()
+
+
+def without_run(event: Event) -> Event:
+    """The event without the words of its run, which come after its steps."""
+    return dataclasses.replace(event, steps=event.steps[:-1])
+
+
+def with_words(
+    event: Event,
+) -> tuple[Event, Callable[[Sequence[Any]], list[Any]]]:
+    """The event whose steps the words of its run are, and how to get its operands."""
+    count = int(event.steps[-1].removeprefix(_WORD))
+    place = sum(tree.num_leaves for tree in event.trees) + len(event.steps) - 1
+    names = (f"{_WORD}{i}" for i in range(count))
+    apart = dataclasses.replace(event, steps=(*event.steps[:-1], *names))
+
+    def operands_of(operands: Sequence[Any]) -> list[Any]:
+        words = operands[place]
+        each = (words[..., i] for i in range(count))
+        return [*operands[:place], *each, *operands[place + 1 :]]
+
+    return apart, operands_of
 
 
 def take_run(logs: logdict) -> tuple[tuple[int, ...], logdict]:

@@ -135,11 +135,10 @@ def lost_files(
     numbers = {int(match[1]) for match in matches if match} | {*finished.segments}
     for number in sorted(numbers - found):
         path = directory / f"{number:04d}.json"
-        if path.exists():  # made since the directory was read
-            continue
         count, names = finished.segments.get(number, (0, ()))
         amount = str(count) if count else _amount_in(path)
-        if amount:
+        # it may have been made since the directory was read, and before the records
+        if amount and not path.exists():
             yield (
                 f"{path} is gone. Without it, {amount} records in "
                 f"{path.with_suffix('.npy').name}{_of_keys(names)} cannot be read."

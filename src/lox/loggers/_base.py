@@ -5,6 +5,7 @@ A backend is three methods on NumPy values: `open` a run, `write` logs to it, an
 """
 
 import dataclasses
+import functools
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lox import _compat
+from lox import _compat, _signals
 from lox._arguments import Static
 from lox._deliver import Options, deliver, finished
 from lox._errors import LoxTypeError, LoxValueError, StepError
@@ -36,7 +37,15 @@ from lox._transform import (
 
 from ._config import plain_config, split_config
 from ._runs import OpenRuns, Words
-from ._sinks import Closes, Opens, RunSink, TapSink, Writes
+from ._sinks import (
+    Closes,
+    Opens,
+    RunSink,
+    SharedTapSink,
+    TapSink,
+    Writes,
+    with_number,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,6 +104,8 @@ class Logger:
     # or before `init`; and whether that is because it has several devices
     _unordered = False
     _devices = False
+    # whether some program begins runs of its own
+    _opens_inside = False
     # whether `write` takes typed PRNG keys; others get their data
     _takes_keys = False
 
@@ -193,12 +204,15 @@ class Logger:
         receiver = sink(self._runs, _compat.in_shard_map())
         if is_outermost():
             payload = jax.tree.map(_to_host, payload)
-            in_callback = _compat.called_by_jax()
+            in_callback = _compat.in_callback()
             if not in_callback:
                 # what programs that still run have logged comes before it
                 _compat.wait_for_callbacks()
                 self._runs.close_ending()
-            receiver.take(payload, late=in_callback)
+            if isinstance(receiver, Closes):  # it may wait, and can be interrupted
+                receiver.take(payload, late=in_callback)
+                return
+            _signals.uninterrupted(lambda: receiver.take(payload, late=in_callback))
             return
         leaves, tree = jax.tree.flatten(payload)
         event = Event(
@@ -294,9 +308,17 @@ class Logger:
         static = Static.of(fun, static_argnums, static_argnames)
         runs = self._runs
 
+        @functools.cache
+        def numbered() -> Any:
+            return with_number(words, runs)
+
         def form(where: Form) -> Any:
+            # A call that waits for its callbacks can share its program with other
+            # loggers: a number that goes with the run says whose it is.
+            shares = where is OUTERMOST
+
             def build() -> tuple[Any, TapSink]:
-                sink = TapSink(runs)
+                sink = SharedTapSink() if shares else TapSink(runs)
 
                 def evaluate(closed: Any, args: Sequence[Any]) -> Any:
                     warn_unmatched(closed, options.selection, options.reduce, "tap")
@@ -306,12 +328,12 @@ class Logger:
 
                 return evaluate, sink
 
-            key = "logger.tap", runs, options
+            key = "logger.tap", None if shares else runs, options
             return compiled(fun, key, build, where, static, wrap=_with_words)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_outermost():
-                return finished(form(OUTERMOST), (words, *args), kwargs)
+                return finished(form(OUTERMOST), (numbered(), *args), kwargs)
             return form(INSIDE)(words, *args, **kwargs)[0]
 
         return _Logged(fun, call, static)
@@ -382,6 +404,10 @@ class Logger:
         """Opens a run; the arguments are those of `OpenRuns.open`."""
         del late
         return self.open(self._info(words, config))
+
+    def _adopt(self, run: Any, info: RunInfo) -> bool:
+        """Gives a config to a run that has begun without; False if it cannot."""
+        return False
 
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would refuse a run, and changes nothing."""

@@ -4,13 +4,12 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from lox import _compat
+from lox import _compat, _interrupts
 
 
 class _Runs(Protocol):
@@ -22,7 +21,8 @@ class _Runs(Protocol):
 
 
 # Runs that are open keep their logger alive, until they are finished or Python exits.
-_in_use: set[_Runs] = set()
+# The first comes first: the backend of one logger may use another.
+_in_use: dict[_Runs, None] = {}
 _all: weakref.WeakSet[_Runs] = weakref.WeakSet()
 # those of the process that this one was forked from; they are not ours to end, be it by
 # way of Python's, which closes the files of what nobody needs
@@ -36,12 +36,12 @@ def known(runs: _Runs) -> None:
 
 def in_use(runs: _Runs) -> None:
     """From now on, they have to be closed at exit."""
-    _in_use.add(runs)
+    _in_use[runs] = None
     _register()
 
 
 def out_of_use(runs: _Runs) -> None:
-    _in_use.discard(runs)
+    _in_use.pop(runs, None)
 
 
 def all_of(calls: Iterable[Callable[[], None]]) -> None:
@@ -68,15 +68,13 @@ _exits = False
 
 def fatal_error() -> BaseException | None:
     """The exception that ends Python, while its open runs are closed for it."""
-    # the last one that was printed, which does not end a session of commands
-    if not _exits or hasattr(sys, "ps1") or sys.flags.interactive:
-        return None
-    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return _interrupts.fatal_error() if _exits else None
 
 
 def _close_all() -> None:
     global _exits
     _exits = True
+    _interrupts.end_programs()
     # programs that still run may log
     with contextlib.suppress(Exception):
         _compat.wait_for_callbacks()

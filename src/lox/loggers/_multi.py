@@ -53,6 +53,11 @@ class MultiLogger(Logger):
             begun.append(logger)
         return words
 
+    def _adopt(self, run: Words, info: RunInfo) -> bool:
+        adopt = [partial(one._runs.adopt, run, info.config) for one in self.loggers]
+        all_of(adopt)
+        return True
+
     def open(self, run: RunInfo) -> Words:
         return self._begin(run.key, run.config, late=False)
 

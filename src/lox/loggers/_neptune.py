@@ -122,6 +122,11 @@ class NeptuneLogger(Tracker):
             opened["parameters"] = self._utils.stringify_unsupported(dict(run.config))
         return _NeptuneRun(opened)
 
+    def _adopt(self, run: _NeptuneRun, info: RunInfo) -> bool:
+        config = self._utils.stringify_unsupported(dict(info.config))
+        run.run["parameters"] = config
+        return True
+
     def write(self, run: _NeptuneRun, logs: logdict) -> None:
         for table in self.tables(logs):
             self._write_table(run, table)

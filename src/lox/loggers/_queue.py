@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from lox import _signals
+
 Job = partial[None]
 Jobs = collections.deque[tuple[Job, int]]
 
 _MOST_JOBS = 10_000
 _MOST_BYTES = 64 << 20
+# how long a worker lets jobs come together: to wake it for each costs more than the job
+_COLLECTS = 0.01
 # how long a worker stays when there is nothing to do: a new one costs 50 µs
 _LINGERS = 5.0
 
@@ -47,7 +51,10 @@ class JobQueue:
         self._worker: threading.Thread | None = None
 
     def put(self, job: Job, size: int) -> bool:
-        """Adds a job, once there is room; False if that takes too long."""
+        """Adds a job, once there is room; False if that takes too long.
+
+        An interrupt does not wait for room, and the job is not lost by it.
+        """
         with self._changed:
             if not self._has_room() and not self._wait(self._has_room):
                 return False
@@ -67,6 +74,17 @@ class JobQueue:
         with self._changed:
             last = self._put
             return self._wait(lambda: self._done >= last)
+
+    def end(self) -> None:
+        """Ends the worker, at exit, when every job is done.
+
+        A thread that runs while Python ends may abort the process, by what it drops.
+        """
+        with self._changed:
+            worker, self._worker = self._worker, None
+            self._changed.notify_all()
+        if worker is not None:
+            worker.join(self._patience)
 
     def jobs(self) -> list[Job]:
         """Those that are not done."""
@@ -93,11 +111,12 @@ class JobQueue:
         return not waiting or (few and waiting < _MOST_JOBS)
 
     def _wait(self, until: Callable[[], bool]) -> bool:
-        """Waits, as long as jobs get done."""
+        """Waits, as long as jobs get done, and nobody interrupts it."""
         done, since = self._done, time.monotonic()
         self._waiting += 1
+        self._changed.notify_all()
         try:
-            while not until():
+            while not until() and not _signals.waits():
                 if self._done != done:
                     done, since = self._done, time.monotonic()
                 left = since + self._patience - time.monotonic()
@@ -133,6 +152,10 @@ class JobQueue:
                 ):
                     self._worker = None
                     return
+                if not self._waiting:
+                    self._changed.wait_for(
+                        lambda: self._waiting or self._worker is not me, _COLLECTS
+                    )
                 if self._worker is not me:
                     return
                 taken, self._jobs = self._jobs, collections.deque()

@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import inspect
+import itertools
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,15 @@ Words = tuple[int, ...]
 # what a backend may keep back before it is asked to send it
 _MOST_KEPT = 1000
 _MOST_KEPT_BYTES = 16 << 20
-# how many logs may come before their run begins, until it begins by itself
-_MOST_EARLY = 100
+# what may come before its run begins, until that begins by itself
+_MOST_EARLY = 20_000
+_MOST_EARLY_BYTES = 16 << 20
+
+
+# the runs of every logger, by a number that goes with the events of a program that
+# several loggers use
+_numbers = itertools.count()
+numbered: weakref.WeakValueDictionary[int, "OpenRuns"] = weakref.WeakValueDictionary()
 
 
 class _OpenRun:
@@ -43,6 +52,8 @@ class _OpenRun:
         self.begun = False
         # how many have said that it begins
         self.devices = 0
+        # whether it has begun by itself, and nobody has said so yet
+        self.by_itself = False
         # what the backend has taken, and perhaps not sent yet, and its size
         self.kept: list[logdict] = []
         self.kept_bytes = 0
@@ -66,6 +77,8 @@ class OpenRuns:
         self._failures: set[str] = set()
         self._open: dict[Words, _OpenRun] = {}
         self._inherited: list[Any] = []
+        self.number = next(_numbers)
+        numbered[self.number] = self
         self.begin_anew()
         known(self)
 
@@ -81,6 +94,7 @@ class OpenRuns:
         self._ending: set[Words] = set()
         # logs without order, of runs that nobody has begun yet
         self._early: dict[Words, list[logdict]] = {}
+        self._early_bytes = 0
         # what to raise once nothing is lost by it: warnings that are errors to the
         # user, and the refusal of one of several loggers
         self._error: Warning | LoxError | None = None
@@ -115,6 +129,9 @@ class OpenRuns:
         """
         with self._lock:
             run = self._open.get(words)
+            if late and run is not None and run.by_itself:
+                self.adopt(words, config or {})
+                return
             if run is not None and run.devices < shared:
                 run.devices += 1
                 return
@@ -127,6 +144,20 @@ class OpenRuns:
             self._write_early(words)
             if late:  # then nobody waits for a state
                 self._raise_kept()
+
+    def adopt(self, words: Words, config: Mapping[str, Any]) -> None:
+        """Gives a run that has begun by itself to the `init` that came too late."""
+        run = self._open.get(words)
+        if run is None:
+            return
+        run.by_itself = False
+        run.devices = 1
+        run.config = config
+        if self._queue is None:
+            self._give_config(run)
+            self._raise_kept()
+        else:
+            self._put(functools.partial(self._give_config, run))
 
     def check(self, words: Words) -> None:
         """Raises if a run is refused, so that of several, all begin or none."""
@@ -174,29 +205,42 @@ class OpenRuns:
 
     def write(self, words: Words, logs: logdict, late: bool = True) -> None:
         """Sends logs to a run; `late` as in `open`."""
+        error: Exception | None = None
         with self._lock:
-            if late and self._is_early(words):
-                self._early.setdefault(words, []).append(logs)
-                in_use(self)
-                return
-            self._check_not_finished(words)
             run = self._open.get(words)
-            error: Exception | None = None
             if run is None:
-                try:
-                    run = self._start(words, late)
-                except LoxError as raised:
-                    run, error = self._open.get(words), raised
-                    if run is None:
-                        raise
+                if late and self._is_early(words):
+                    self._early.setdefault(words, []).append(logs)
+                    self._early_bytes += _size(logs)
+                    in_use(self)
+                    return
+                run, error = self._started(words, late)
             if self._queue is None:
                 self._write(run, logs, late)
-                self._raise_kept()
+                if self._error is not None:
+                    self._raise_kept()
         if self._queue is not None:
             self._put(functools.partial(self._write, run, logs), _size(logs))
-            self._raise_kept()
+            if self._error is not None:
+                self._raise_kept()
         if error is not None:
             raise error
+
+    def _started(self, words: Words, late: bool) -> tuple[_OpenRun, Exception | None]:
+        """A run that begins with its first logs, and what is to be raised after."""
+        run = self._open.get(words)
+        if run is not None:  # it has begun with what came early
+            return run, None
+        self._check_not_finished(words)
+        error: Exception | None = None
+        try:
+            run = self._start(words, late)
+        except LoxError as raised:
+            run, error = self._open.get(words), raised
+            if run is None:
+                raise
+        run.by_itself = True
+        return run, error
 
     def _check_not_finished(self, words: Words) -> None:
         if words in self._finished:
@@ -207,11 +251,14 @@ class OpenRuns:
 
     def _is_early(self, words: Words) -> bool:
         """Whether logs came without order, before it was said that their run begins."""
-        if words in self._open or not self.logger._unordered:
+        logger = self.logger
+        # where no program says it, as after a restart, it begins with its first logs
+        if not logger._unordered or not logger._opens_inside:
             return False
-        if len(self._early.get(words, ())) < _MOST_EARLY:
+        early = len(self._early.get(words, ()))
+        if early < _MOST_EARLY and self._early_bytes < _MOST_EARLY_BYTES:
             return True
-        self._write_early(words)  # nobody will say it, as after a restart
+        self._write_early(words)
         return False
 
     def _write_early(self, words: Words) -> None:
@@ -219,6 +266,7 @@ class OpenRuns:
             early = self._early.pop(words, None)
             if early is None:
                 return
+            self._early_bytes -= sum(map(_size, early))
             error: LoxError | None = None
             if words not in self._open:
                 self._check_not_finished(words)
@@ -226,6 +274,7 @@ class OpenRuns:
                     self._start(words, late=True)
                 except LoxError as refused:
                     error = refused
+                self._open[words].by_itself = True
             all_of(functools.partial(self.write, words, logs) for logs in early)
             if error is not None:
                 raise error
@@ -280,9 +329,11 @@ class OpenRuns:
             out_of_use(self)
 
     def close_all(self) -> None:
+        """At exit."""
         words = {*self._open, *self._early}
         closes = [functools.partial(self.close, one) for one in words]
-        all_of([*closes, self.wait])
+        ends = [] if self._queue is None else [self._queue.end]
+        all_of([*closes, self.wait, *ends])
 
     # --- for the backend -------------------------------------------------------------
 
@@ -320,6 +371,24 @@ class OpenRuns:
             self._refused(run, error)
         except self._caught as error:
             self._refused(run, error)
+
+    def _give_config(self, run: _OpenRun) -> None:
+        """Tells the backend of a config that comes when the run has begun."""
+        if not run.config or run.failed:
+            return
+        try:
+            info = self.logger._info(run.words, run.config)
+            if self.logger._adopt(run.handle, info):
+                return
+            reason = "whose backend takes none later"
+        except self._caught as error:
+            reason = f"and the backend failed with {error!r}"
+        self._warn(
+            run,
+            f"`init` came after {_MOST_EARLY} rows of the run {run_name(run.words)}, "
+            f"which had begun without its config, {reason}. Call `init` before the "
+            "program that logs.",
+        )
 
     def _write(self, run: _OpenRun, logs: logdict, late: bool = True) -> None:
         if run.failed:
@@ -459,6 +528,9 @@ def _line_of(logger: Any, error: BaseException) -> str:
 def _size(logs: logdict) -> int:
     size = 0
     for value in logs.values():
-        leaves = (value,) if hasattr(value, "nbytes") else jax.tree.leaves(value)
-        size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
+        try:
+            size += value.nbytes
+        except AttributeError:
+            leaves = jax.tree.leaves(value)
+            size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
     return size

@@ -8,6 +8,7 @@ from typing import Any
 from lox._errors import LoxValueError
 from lox._logdict import logdict
 from lox._saving import check_run, open_run
+from lox._store import RUN_FILE, read_json, write_json
 from lox._store_writer import Writer
 
 from ._base import Logger, RunInfo
@@ -77,6 +78,13 @@ class SaveLogger(Logger):
     def open(self, run: RunInfo) -> Writer:
         path = self._path / run.name
         return open_run(path, self._mode, run.key, run.config, REMEDY)
+
+    def _adopt(self, run: Writer, info: RunInfo) -> bool:
+        path = self._path / info.name / RUN_FILE
+        about = read_json(path)
+        if about["config"] == self.config:  # a run that is resumed keeps its own
+            write_json(path, {**about, "config": dict(info.config)})
+        return True
 
     def write(self, run: Writer, logs: logdict) -> None:
         run.write(logs)

@@ -2,21 +2,23 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from lox._errors import LoxError, LoxValueError, LoxWarning
-from lox._events import user_line
-from lox._host import CallbackSink, callback_errors
+from lox._events import Event, user_line
+from lox._host import CallbackSink, callback_errors, each_lane, row_opener
 from lox._logdict import logdict
-from lox._runs import take_run
+from lox._runs import take_run, with_words, without_run
 
 from ._config import whole_config
 from ._exit import all_of
-from ._runs import OpenRuns, Words
+from ._runs import OpenRuns, Words, numbered
 
 
 class RunSink(CallbackSink):
@@ -66,20 +68,77 @@ def _refused(sink: CallbackSink, error: Exception) -> None:
 class TapSink(CallbackSink):
     """Takes events that know their run; one that is refused stops no other."""
 
-    def __init__(self, runs: OpenRuns) -> None:
+    def __init__(self, runs: OpenRuns | None) -> None:
         super().__init__(self._write)
         self._runs = runs
+        # whether the program logs without order, and because of several devices
+        self._unordered = self._devices = False
 
-    def comes_from(self, ordered: bool, devices: bool) -> None:
-        logger = self._runs.logger
-        logger._unordered |= not ordered or devices
-        logger._devices |= devices
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        # a program that is compiled is about to run, and may log without order
+        self._unordered |= not event.ordered or event.per_device
+        self._devices |= event.per_device
+        if self._runs is not None:
+            self._tell(self._runs)
+        return super().receiver(event)
+
+    def _tell(self, runs: OpenRuns) -> None:
+        runs.logger._unordered |= self._unordered
+        runs.logger._devices |= self._devices
+
+    def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
+        if event.masked or event.buffered:
+            apart, operands_of = with_words(event)
+            take_apart = super()._taker(apart)
+            return lambda operands: take_apart(operands_of(operands))
+        # most events: the words are the last operand, and no step of the logs
+        open_row = row_opener(replace(without_run(event), lanes=0))
+        write, lanes = self._write_to, event.lanes
+
+        def take(operands: Sequence[Any]) -> None:
+            for row in each_lane(operands, lanes) if lanes else (operands,):
+                write(tuple(row[-1].tolist()), open_row(row))
+
+        return take
 
     def _write(self, logs: logdict) -> None:
+        self._write_to(*take_run(logs))
+
+    def _write_to(self, words: Words, logs: logdict) -> None:
+        assert self._runs is not None
+        self._write_to_runs(self._runs, words, logs)
+
+    def _write_to_runs(self, runs: OpenRuns, words: Words, logs: logdict) -> None:
         try:
-            self._runs.write(*take_run(logs))
+            runs.write(words, logs)
         except (LoxError, LoxWarning) as error:
             _refused(self, error)
+
+
+class SharedTapSink(TapSink):
+    """The sink of a program that several loggers use, one after the other.
+
+    The last word of each run says which logger it belongs to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _write_to(self, words: Words, logs: logdict) -> None:
+        *own, number = words
+        runs = numbered.get(number)
+        if runs is None:  # all of its runs are finished, and the call was interrupted
+            return
+        if self._unordered:
+            self._tell(runs)
+        self._write_to_runs(runs, tuple(own), logs)
+
+
+def with_number(words: Any, runs: OpenRuns) -> Any:
+    """The words of runs, with one more that says which logger they belong to."""
+    on_host = jax.device_get(words)
+    number = np.full((*on_host.shape[:-1], 1), runs.number, on_host.dtype)
+    return jax.device_put(np.concatenate([on_host, number], -1))
 
 
 class Opens(RunSink):
@@ -94,6 +153,10 @@ class Opens(RunSink):
     def __init__(self, runs: OpenRuns, shared: int = 0, config: str = "{}") -> None:
         super().__init__(runs, shared)
         self._config = config
+
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        self.runs.logger._opens_inside = True
+        return super().receiver(event)
 
     def take(self, payload: Any, late: bool) -> None:
         words, values = payload

@@ -60,6 +60,11 @@ class TextLogger(Logger):
             given = self._given / self._name_of(run)
             raise StoreError(f"cannot make a run at {given}: {error}.") from error
 
+    def _adopt(self, run: Any, info: RunInfo) -> bool:
+        path = self._path / self._name_of(info)
+        _write_config(path.with_suffix(".config.json"), info.config)
+        return True
+
     def _open_file(self, run: RunInfo, path: pathlib.Path) -> io.FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         config = path.with_suffix(".config.json")

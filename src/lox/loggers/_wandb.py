@@ -124,6 +124,10 @@ class WandbLogger(Tracker):
             self._after_first(opened)
         return _WandbRun(opened)
 
+    def _adopt(self, run: _WandbRun, info: RunInfo) -> bool:
+        run.run.config.update(dict(info.config))
+        return True
+
     def write(self, run: _WandbRun, logs: logdict) -> None:
         for table in self.tables(logs):
             columns = self._columns(table)

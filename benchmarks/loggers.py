@@ -1,0 +1,121 @@
+"""Loggers: what one row costs the program, and what a call of it costs."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import lox
+import lox.loggers
+
+from .figure import Figure
+from .interleaved import best_times
+
+_EVENTS = 10_000
+_DEBUG_EVENTS = 1_000  # each takes so long that fewer will do
+_GOAL = 0.15
+
+
+class _Nothing(lox.loggers.Logger):
+    """A backend that does nothing: what is left is lox's own."""
+
+    def open(self, run: Any) -> None: ...
+
+    def write(self, run: Any, logs: Any) -> None: ...
+
+
+class _Queued(_Nothing):
+    background = True
+
+
+def figures() -> Iterator[Figure]:
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        yield from _rows()
+        yield from _calls()
+
+
+def _rows() -> Iterator[Figure]:
+    loggers = {
+        "that does nothing": _Nothing(),
+        "that does nothing, from a queue": _Queued(),
+        "`SaveLogger`": lox.loggers.SaveLogger("saved"),
+        "`JSONLinesLogger`": lox.loggers.JSONLinesLogger("lines"),
+    }
+    xs, fewer = jnp.arange(_EVENTS), jnp.arange(_DEBUG_EVENTS)
+    tapped = [logger.tap(_logs, logger.init(0)) for logger in loggers.values()]
+    debug = jax.jit(_debugs)
+    *times, debug_time = best_times(
+        *(lambda run=run: run(xs) for run in tapped),
+        lambda: (debug(fewer), jax.effects_barrier()),
+        rounds=20,
+    )
+    for name, time in zip(loggers, times, strict=True):
+        yield Figure(
+            f"a row by a logger {name} / `jax.debug.callback`",
+            time / _EVENTS / (debug_time / _DEBUG_EVENTS),
+            None if "Lines" in name else _GOAL,
+        )
+
+
+def _calls() -> Iterator[Figure]:
+    """Programs that a Python loop calls, with one event each."""
+    logger = _Nothing()
+    tapped = lox.tap(_step, callback=lambda logs: None)
+    logged = logger.tap(_step, logger.init(0))
+    own, silent, debug = jax.jit(tapped), jax.jit(_step), jax.jit(_debug_step)
+    x = jnp.float32(0)
+    lox.set_default("silent")
+    try:
+        *times, debug_time = best_times(
+            lambda: tapped(x),
+            lambda: logged(x),
+            lambda: own(x),
+            lambda: silent(x),
+            lambda: debug(x),
+            calls=200,
+            rounds=20,
+        )
+    finally:
+        lox.set_default("print")
+    names = (
+        "`tap(f)(x)`, with one event",
+        "`logger.tap(f, state)(x)`",
+        "`jit(tap(f))(x)`",
+        '`jit(f)(x)`, under `set_default("silent")`',
+    )
+    for name, time in zip(names, times, strict=True):
+        yield Figure(f"{name} / with `jax.debug.callback`", time / debug_time)
+
+
+def _logs(xs: Any) -> Any:
+    def body(carry: Any, x: Any) -> Any:
+        lox.log({"x": carry}, step=x)
+        return carry + x, None
+
+    return lax.scan(body, 0, xs)[0]
+
+
+def _debugs(xs: Any) -> Any:
+    def body(carry: Any, x: Any) -> Any:
+        jax.debug.callback(_ignore, carry, x)
+        return carry + x, None
+
+    return lax.scan(body, 0, xs)[0]
+
+
+def _step(x: Any) -> Any:
+    lox.log({"x": x})
+    return x + 1
+
+
+def _debug_step(x: Any) -> Any:
+    jax.debug.callback(_ignore, x)
+    return x + 1
+
+
+def _ignore(*values: Any) -> None:
+    del values
