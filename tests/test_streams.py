@@ -919,7 +919,7 @@ def explicit_mesh():
     "options",
     [
         *({"reduce": name} for name in NAMES),
-        {"reduce": average},
+        pytest.param({"reduce": average}, id="user-defined"),
         {"reduce": "mean", "window": 2},
         {"reduce": "last", "window": 2},
         {"interval": 2},
