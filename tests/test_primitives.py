@@ -1032,3 +1032,28 @@ def test_pmap_logs_on_every_device():
     assert lox.nolog(pmapped(f))(xs).tolist() == wanted
     gradient = lox.spool(pmapped(jax.grad(lambda x: x * f(x))))(xs)[1]
     assert gradient["x"].tolist() == [1.0, 3.0]
+
+
+def test_inner_programs_with_solvers_that_log_nothing_are_kept():
+    # from JAX 0.12 on, `custom_root` must be noticed in whatever calls it
+    @jax.jit
+    def root(x):
+        def solve(f, y):
+            return lax.fori_loop(0, 8, lambda _, y: y - f(y) / (2 * y), y)
+
+        return lax.custom_root(lambda y: y**2 - x, x, solve, lambda g, y: y / g(1.0))
+
+    def step(x, i):
+        lox.log({"x": x}, step=i)
+        return root(x), None
+
+    def loop(x):
+        return lax.scan(step, x, jnp.arange(2))[0]
+
+    result, logs = lox.spool(loop)(16.0)
+    assert result == 2 and logs["x"].tolist() == [16, 4]
+    assert lox.nolog(loop)(16.0) == 2
+    received = []
+    assert jax.jit(lox.tap(loop, received.append))(16.0) == 2
+    jax.effects_barrier()
+    assert [float(logs["x"]) for logs in received] == [16, 4]

@@ -275,7 +275,7 @@ def equation_copier() -> Copy | None:
     names = source_info_util.current_name_stack()
 
     def copy(eqn: JaxprEqn, env: dict[Any, Any]) -> list[Any] | None:
-        if eqn.effects or eqn.primitive.name.startswith("call_hi_primitive"):
+        if eqn.effects or _is_high(eqn):
             return None
         info = eqn.source_info
         if names.stack:
@@ -298,6 +298,14 @@ def equation_copier() -> Copy | None:
         )
 
     return copy
+
+
+def _is_high(eqn: JaxprEqn) -> bool:
+    """Whether there are high-level primitives in an equation, which JAX must notice."""
+    if eqn.primitive.name.startswith("call_hi_primitive"):
+        return True
+    inner = jaxprs_in(eqn.params)
+    return any(getattr(open_jaxpr(jaxpr), "is_high", False) for jaxpr in inner)
 
 
 _unknown_p: Any = Primitive("lox_unknown")
