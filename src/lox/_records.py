@@ -161,7 +161,10 @@ class Plan:
         try:
             length = arrays[0].shape[:1] if self.stacked else ()
             for array, (dtype, shape) in zip(arrays, self._form, strict=True):
-                if array.dtype != dtype or array.shape != length + shape:
+                # NumPy takes long to compare two dtypes, which mostly are the same one
+                if array.dtype is not dtype and array.dtype != dtype:
+                    return None
+                if array.shape != (length + shape if length else shape):
                     return None
         except AttributeError:  # of a number of Python's own
             return None
