@@ -376,14 +376,6 @@ def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
             yield from jaxprs_in(item.params)
 
 
-def uses_axis_names(jaxpr: Any) -> bool:
-    """Whether a jaxpr has collectives, such as `psum`, over the axis of a `vmap`."""
-    return any(
-        type(effect).__name__ == "NamedAxisEffect"
-        for effect in open_jaxpr(jaxpr).effects
-    )
-
-
 def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
     """Every jaxpr in an equation; of a high-level primitive without any, its own.
 

@@ -40,7 +40,6 @@ from ._walk import (
     as_array,
     events_inside,
     events_of,
-    jaxprs_of,
     remembered,
 )
 
@@ -371,41 +370,12 @@ def _batched_predicate(
     first = [*_reached(cond, of_cond), *carry]
     if not _fixed_point(lambda flags: _reached(body, [*of_consts, *flags]), first)[0]:
         return False
-    # and what depends on lanes has lanes, unless something takes them together
-    if not (_may_merge_lanes(cond) or _may_merge_lanes(body)):
-        return True
 
     def batched_by_jax(flags: list[bool]) -> Sequence[bool]:
         return _compat.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
 
     first = [*_compat.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
     return _fixed_point(batched_by_jax, first)[0]
-
-
-def _may_merge_lanes(jaxpr: Any) -> bool:
-    """Whether something in a jaxpr may give one result for all lanes."""
-
-    def find() -> bool:
-        return any(
-            eqn.primitive.name in _MERGING or any(map(_may_merge_lanes, jaxprs_of(eqn)))
-            for eqn in _compat.open_jaxpr(jaxpr).eqns
-        )
-
-    return _compat.uses_axis_names(jaxpr) or remembered(jaxpr, "merges", find)
-
-
-# those with batching rules of the user's, and what Equinox takes lanes together with
-_MERGING = frozenset(
-    {
-        "call_hi_primitive",
-        "custom_vmap_call",
-        "lox_across_lanes",
-        "unvmap_all",
-        "unvmap_any",
-        "unvmap_max",
-        "vprim",
-    }
-)
 
 
 def _fixed_point(
