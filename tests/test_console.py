@@ -23,9 +23,9 @@ import pytest
 
 import lox
 import lox.loggers
-from lox.loggers import _console_view
-from lox.loggers._console_curves import RECENT, Curves
-from lox.loggers._console_view import format_rate, format_time, sparkline
+from lox.loggers._console import view
+from lox.loggers._console.curves import RECENT, Curves
+from lox.loggers._console.view import format_rate, format_time, sparkline
 
 # seconds that never pass: what is shown is then the end alone
 NEVER = 600.0
@@ -199,8 +199,8 @@ def test_progress_counts_the_step_called_step():
 def test_the_time_that_is_left_is_that_of_the_steps_seen(monkeypatch):
     clock = types.SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(_console_view, "time", clock)
-    viewer, run = _console_view.Viewer(total=1000, apart=False), Curves("run")
+    monkeypatch.setattr(view, "time", clock)
+    viewer, run = view.Viewer(total=1000, apart=False), Curves("run")
 
     def left(now, step):
         clock.now = now
@@ -624,7 +624,7 @@ def test_lines_where_there_can_be_no_table(where, programs):
 
 def test_rates_forget_the_time_before_the_first_row():
     """In which JAX was compiling."""
-    meter = _console_view._Meter(0.0, 0)
+    meter = view._Meter(0.0, 0)
     assert meter.rate(10.0, 10) == 1.0
     assert meter.rate(10.5, 20) == pytest.approx(20 / 10.5)
     assert meter.rate(12.0, 50) == 40 / 2.0

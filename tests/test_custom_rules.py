@@ -782,12 +782,12 @@ def test_a_tangent_that_a_rule_logs_is_logged_for_each_direction_of_jacfwd():
 
 
 def test_jacfwd_says_so_where_it_cannot_be_told_from_vmap(monkeypatch):
-    from lox import _primitive
+    from lox._events import primitive
 
     def unmarked(x):
         return jax.vmap(lambda v: logged(v, "v"))(x).sum()
 
-    monkeypatch.setattr(_primitive, "jacfwd_is_known", False)
+    monkeypatch.setattr(primitive, "jacfwd_is_known", False)
     with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'v'.*jacfwd.*jacrev"):
         jax.jacfwd(unmarked)(jnp.ones(2))
     assert tapped(unmarked, jnp.ones(2)) == [{"v": 1.0}, {"v": 1.0}]

@@ -217,7 +217,7 @@ def test_a_refused_init_under_vmap_is_raised_at_once():
 
 
 def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
-    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", 5)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", 5)
     forever = threading.Event()
 
     class Hangs(MemoryLogger):
@@ -722,7 +722,7 @@ def test_trackers_look_at_logs_that_seem_to_be_like_those_before():
     (table,) = tracker.tables(logs)
     assert table.scalars["x"].tolist() == [2.0]
     dict.__setitem__(logs, "x", np.ones((2, 3)))
-    assert lox.loggers._tracker._simple_table(logs) is None
+    assert lox.loggers._trackers.tracker._simple_table(logs) is None
 
 
 # --- an `init` that rows of other devices overtake ---------------------------
@@ -741,7 +741,7 @@ def overtaken(logger, words=(0, 7), rows=5):
 @pytest.mark.parametrize("most", [100, 2], ids=["early", "begun by itself"])
 @pytest.mark.parametrize("background", [False, True])
 def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", most)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", most)
     logger = lox.loggers.SaveLogger("store", config={"model": "mlp"})
     logger.background = background
     overtaken(logger)
@@ -751,7 +751,7 @@ def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch
 
 
 def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", 2)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", 2)
     text = lox.loggers.JSONLinesLogger("lines")
     saved = lox.loggers.SaveLogger("store")
     overtaken(lox.loggers.MultiLogger(saved, text))
@@ -761,7 +761,7 @@ def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
 
 
 def test_a_config_that_comes_too_late_for_a_backend_is_reported(monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs._MOST_EARLY", 2)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", 2)
     logger = MemoryLogger()
     with pytest.warns(lox.LoxWarning, match="without its config"):
         overtaken(logger)

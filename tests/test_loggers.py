@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import lox
 import lox.loggers
-from lox._events import user_source
+from lox._source import user_source
 
 
 class MemoryLogger(lox.loggers.Logger):
@@ -645,7 +645,7 @@ def test_finish_inside_jit_waits_for_every_lane():
 
 
 def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
-    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", 4)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", 4)
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -658,7 +658,7 @@ def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
 
 
 def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
-    monkeypatch.setattr(lox.loggers._queue, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_BYTES", 1000)
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -672,7 +672,7 @@ def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [2, 1000], ids=["full queue", "at the end"])
 def test_a_backend_that_hangs_is_given_up(monkeypatch, jobs):
-    monkeypatch.setattr(lox.loggers._queue, "_MOST_JOBS", jobs)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", jobs)
     logger, memory = SlowLogger(), MemoryLogger()
     logger.patience = 0.2
     logger.may_go_on.clear()
@@ -775,7 +775,7 @@ def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
     if os.fork():
         os.wait()
     else:  # without JAX, which may wait for ever there
-        lox.loggers._exit._close_all()
+        lox.loggers._runs.exit._close_all()
         os._exit(0)
     """
     run = subprocess.run(

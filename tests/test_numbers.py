@@ -11,8 +11,8 @@ from jax import lax
 
 import logify
 import lox
-from lox._events import Source
-from lox._numbers import Literal, holds, is_exact, merged, unheld
+from lox._jax.numbers import Literal, holds, is_exact, merged, unheld
+from lox._source import Source
 
 
 def tapped(fun, *args, **options):

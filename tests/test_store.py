@@ -13,8 +13,9 @@ from jax import lax
 
 import lox
 import lox.loggers
-from lox import _saving, _store_reader
-from lox._turns import Turns
+from lox._serialized import Turns
+from lox._store import reader
+from lox._transforms import saving
 
 DTYPES = """bool int8 int16 int32 uint8 uint16 uint32 float16 float32 bfloat16 complex64
 float8_e4m3fn float8_e5m2 int4 uint4""".split()
@@ -289,7 +290,7 @@ def test_one_key_in_two_shapes_is_explained(tmp_path):
         lox.save(lox.logdict({"x": 1.0}, {"step": {"x": 1}}), tmp_path / "run")
     assert lox.load(tmp_path / "run") == {"x": 1.0}
     # of another process, it is found when it is loaded
-    lox._saving._writers.close()
+    lox._transforms.saving._writers.close()
     lox.save({"x": jnp.ones(3), "y": 2.0}, tmp_path / "run")
     with pytest.raises(lox.StoreError, match=r"'x' was written in two forms"):
         lox.load(tmp_path / "run")
@@ -367,13 +368,13 @@ def test_what_is_read_while_it_is_written_ends_somewhere(tmp_path, monkeypatch):
         for i in itertools.islice(numbers, count):
             logger.log(state, {"x": i, "y": i} if i % 3 else {"x": i})
 
-    class Slow(_store_reader._Segment):
+    class Slow(reader._Segment):
         def __init__(self, *args):
             super().__init__(*args)
             write(5)
 
     write(20)
-    monkeypatch.setattr(_store_reader, "_Segment", Slow)
+    monkeypatch.setattr(reader, "_Segment", Slow)
     found = lox.load(tmp_path)
     # of the numbers from 20 on, 21 is the first in the segment that was read before
     assert found["x"].tolist() == list(range(21))
@@ -421,7 +422,7 @@ def test_bad_input_is_explained(tmp_path):
 
 def test_a_config_may_have_numbers_for_keys(tmp_path):
     config = {"lr": {10: 0.1, 9: 0.2}}
-    _saving.create_run(tmp_path / "run", "x", config=config)
+    saving.create_run(tmp_path / "run", "x", config=config)
     (run,) = lox.runs(tmp_path)
     assert run.config == {"lr": {"10": 0.1, "9": 0.2}}
 

@@ -29,9 +29,9 @@ from jax import lax
 
 import lox
 import lox.loggers
-from lox import _store
-from lox._saving import create_run, open_run
-from lox._store_writer import Writer
+from lox._store import format as store_format
+from lox._store.writer import Writer
+from lox._transforms.saving import create_run, open_run
 
 SEED = 20240229
 GOLDEN = pathlib.Path(__file__).parent / "data" / "store-v1"
@@ -320,7 +320,7 @@ def test_nothing_is_added_to_a_run_that_cannot_be_read(tmp_path):
         path.write_text(text)
         with pytest.raises(lox.StoreError, match=r"run\.json.*damaged.*remove it"):
             create_run(run, "a")
-    _store.write_json(path, {"version": 99})
+    store_format.write_json(path, {"version": 99})
     with pytest.raises(lox.StoreError, match=r"run\.json has the format 99.*Update"):
         create_run(run, "a")
     path.unlink()
@@ -353,7 +353,7 @@ def test_a_writer_whose_run_was_replaced_does_not_touch_the_new_one(tmp_path):
     new.close()
     assert lox.load(tmp_path / "run") == {"y": 2, "z": 3, "u": 4}
     keys = [
-        [key["name"] for key in _store.read_json(path)["schema"]["keys"]]
+        [key["name"] for key in store_format.read_json(path)["schema"]["keys"]]
         for path in sorted((tmp_path / "run").glob("writer-*/*.json"))
     ]
     assert keys == [["y"], ["u"], ["z"]]
@@ -1227,7 +1227,7 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
-        patch.setattr("lox._store_writer.write_json", failing)
+        patch.setattr("lox._store.writer.write_json", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"y": np.int8(1)}))
     writer.write(lox.logdict({"z": np.int8(1)}))
@@ -1242,14 +1242,14 @@ def test_a_segment_that_is_not_sound_counts_in_a_finished_run(tmp_path, monkeypa
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
         # neither written nor cut off
-        patch.setattr("lox._store_writer._write_all", failing)
-        patch.setattr("lox._store_writer._SegmentWriter._size", failing)
+        patch.setattr("lox._store.writer._write_all", failing)
+        patch.setattr("lox._store.writer._SegmentWriter._size", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"x": np.int8(2)}))
     writer.write(lox.logdict({"x": np.int8(3)}))
     writer.finish()
     writer.close()
-    said = _store.read_json(tmp_path / "run" / "writer-0000.json")["segments"]
+    said = store_format.read_json(tmp_path / "run" / "writer-0000.json")["segments"]
     assert said == [[0, 1, ["x"]], [1, 1, ["x"]]]
     assert lox.load(tmp_path / "run")["x"].tolist() == [1, 3]
 
@@ -1436,9 +1436,9 @@ def test_many_writers_need_few_open_files(tmp_path):
 def changed(run, change):
     """Makes a change to the schema of a run, and lets the checksum fit."""
     path = sidecar(run)
-    content = _store.read_json(path)
+    content = store_format.read_json(path)
     change(content["schema"])
-    _store.write_json(path, content)
+    store_format.write_json(path, content)
 
 
 def evil(name, value):
@@ -1654,7 +1654,7 @@ def test_names_in_the_files_of_strangers_are_only_names(tmp_path, name):
     lox.save({"x": 1.5}, run)
     changed(run, lambda schema: schema["keys"][0].update(name=name))
     path = run / "run.json"
-    _store.write_json(path, {**_store.read_json(path), "name": name})
+    store_format.write_json(path, {**store_format.read_json(path), "name": name})
     assert lox.load(run) == {name: 1.5} and lox.runs(run.parent)[0].name == name
     lox.save({"y": 1}, run)
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_dir()) == sorted(
@@ -1721,7 +1721,7 @@ def test_places_that_fit_are_bounded_by_the_records(tmp_path):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
     with open(path, "ab") as file:
-        file.write(b"".join(_store.place_of(i, 2 * i) for i in range(3, 10_000)))
+        file.write(b"".join(store_format.place_of(i, 2 * i) for i in range(3, 10_000)))
     with pytest.warns(lox.LoxWarning, match="lost records of 'x': there are 3 of at"):
         assert plain(lox.load(tmp_path / "run")) == expected
 
@@ -1989,8 +1989,8 @@ def test_runs_of_an_earlier_logger_load_without_warnings(tmp_path):
 def test_a_format_of_the_future_says_so(tmp_path, name):
     lox.save({"x": 1}, tmp_path / "run")
     (path,) = (tmp_path / "run").rglob(name)
-    content = _store.read_json(path)
-    _store.write_json(path, {**content, "version": 99})
+    content = store_format.read_json(path)
+    store_format.write_json(path, {**content, "version": 99})
     with pytest.raises(lox.StoreError, match=r"format 99.*Update jax-lox"):
         lox.load(tmp_path / "run")
 

@@ -123,7 +123,7 @@ def test_one_call_an_event_and_lane_or_one_with_all_lanes(inside):
 
 
 def test_many_lanes_are_one_host_call_an_event(monkeypatch):
-    from lox._host import CallbackSink
+    from lox._host.callbacks import CallbackSink
 
     hosts = []
     original = CallbackSink.receiver

@@ -13,7 +13,7 @@ from jax import lax
 
 import lox
 import lox.loggers
-from lox.loggers import _event_file
+from lox.loggers._tensorboard import event_file
 
 pytest.importorskip("tensorboard")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -298,5 +298,5 @@ def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, monkeypatch):
 def test_checksums_of_many_rows_are_those_of_each():
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (50, 33), dtype=np.uint8)
-    many = _event_file.masked_crcs(rows).tolist()
-    assert many == [_event_file.masked_crc(row.tobytes()) for row in rows]
+    many = event_file.masked_crcs(rows).tolist()
+    assert many == [event_file.masked_crc(row.tobytes()) for row in rows]

@@ -4,10 +4,11 @@ from typing import Any
 
 import lox
 from lox._errors import LoxTypeError
-from lox._events import Event, user_source
-from lox._log import arrays_of, numbers_of
-from lox._primitive import log_p
-from lox._reduce import check_one
+from lox._events.event import Event
+from lox._events.log import arrays_of, numbers_of
+from lox._events.primitive import log_p
+from lox._reduce.reductions import check_one
+from lox._source import user_source
 
 API = "logify"
 

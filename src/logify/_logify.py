@@ -3,13 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from lox._arguments import Static
-from lox._collect import Options, collect
-from lox._events import Selection
-from lox._rows import to_logdict
-from lox._take import check_number, is_outermost
-from lox._transform import INSIDE, Form, Transformed, check_callable, compiled
-from lox._walk import events_of
+from lox._events.selection import Selection
+from lox._interpreter.rows import to_logdict
+from lox._interpreter.taker import check_number, is_outermost
+from lox._interpreter.walk import events_of
+from lox._transforms.arguments import Static
+from lox._transforms.collect import Options, collect
+from lox._transforms.transformed import (
+    INSIDE,
+    Form,
+    Transformed,
+    check_callable,
+    compiled,
+)
 
 from ._log import API
 from ._logs import Logs

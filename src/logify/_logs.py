@@ -6,9 +6,9 @@ from typing import Any
 import jax
 
 import lox
-from lox import _compat
 from lox._errors import LoxTypeError, LoxValueError
-from lox._format import format_value
+from lox._jax import compat
+from lox._logs.formatting import format_value
 
 Names = tuple[tuple[str, str, Any], ...]
 
@@ -89,7 +89,7 @@ def _deserialize_names(data: bytes) -> Names:
     return tuple(tuple(name) for name in json.loads(data))
 
 
-_compat.register_export(Logs, "logify.Logs", _serialize_names, _deserialize_names)
+compat.register_export(Logs, "logify.Logs", _serialize_names, _deserialize_names)
 
 
 def _is_traced(logs: lox.logdict) -> bool:

@@ -5,13 +5,6 @@ differentiated code, and decide outside what happens to it: `lox.spool` returns 
 beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
-from . import (
-    _derivatives as _derivatives,
-    _foreign as _foreign,
-    _hooks as _hooks,
-    _lanes as _lanes,
-    _linen as _linen,
-)
 from ._errors import (
     DtypeError as DtypeError,
     LoxError as LoxError,
@@ -26,14 +19,21 @@ from ._errors import (
     UnboundedLoopError as UnboundedLoopError,
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
-from ._log import log as log
-from ._logdict import logdict as logdict
-from ._nolog import nolog as nolog
-from ._reduce import Reduction as Reduction
-from ._saving import load as load, runs as runs, save as save
+from ._events.log import log as log
+from ._interpreter import (
+    derivatives as derivatives,
+    foreign as foreign,
+    library_loops as library_loops,
+    linen as linen,
+    patches as patches,
+)
+from ._logs.logdict import logdict as logdict
+from ._reduce.reductions import Reduction as Reduction
 from ._settings import set_default as set_default
-from ._spool import spool as spool
-from ._tap import tap as tap
+from ._transforms.nolog import nolog as nolog
+from ._transforms.saving import load as load, runs as runs, save as save
+from ._transforms.spool import spool as spool
+from ._transforms.tap import tap as tap
 
 # loggers build on all of the above; what they need else is imported when they are made
 from . import loggers as loggers, neptune as neptune, wandb as wandb  # isort: skip

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .loggers._base import LoggerState
-from .loggers._functions import Functions
-from .loggers._neptune import NeptuneLogger as NeptuneLogger
+from .loggers._trackers.functions import Functions
+from .loggers._trackers.neptune import NeptuneLogger as NeptuneLogger
 
 _functions = Functions(NeptuneLogger, __name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .loggers._base import LoggerState
-from .loggers._functions import Functions
-from .loggers._wandb import WandbLogger as WandbLogger
+from .loggers._trackers.functions import Functions
+from .loggers._trackers.wandb import WandbLogger as WandbLogger
 
 _functions = Functions(WandbLogger, __name__)
 

@@ -15,18 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lox import _compat, _signals
-from lox._arguments import Static
-from lox._deliver import Options, deliver, finished
 from lox._errors import LoxTypeError, LoxValueError, StepError
-from lox._events import Event, user_source
-from lox._log import arrays_of, operand
-from lox._logdict import logdict
-from lox._primitive import log_p
-from lox._saving import key_data, run_name
-from lox._spool import spool
-from lox._take import is_outermost, warn_unmatched
-from lox._transform import (
+from lox._events.event import Event
+from lox._events.log import arrays_of, operand
+from lox._events.primitive import log_p
+from lox._host import signals
+from lox._interpreter.taker import is_outermost, warn_unmatched
+from lox._jax import compat
+from lox._logs.logdict import logdict
+from lox._source import user_source
+from lox._transforms.arguments import Static
+from lox._transforms.deliver import Options, deliver, finished
+from lox._transforms.saving import key_data, run_name
+from lox._transforms.spool import spool
+from lox._transforms.transformed import (
     INSIDE,
     OUTERMOST,
     Form,
@@ -35,9 +37,9 @@ from lox._transform import (
     compiled,
 )
 
-from ._config import plain_config, split_config
-from ._runs import OpenRuns, Words
-from ._sinks import (
+from ._runs.config import plain_config, split_config
+from ._runs.open_runs import OpenRuns, Words
+from ._runs.sinks import (
     Closes,
     Opens,
     RunSink,
@@ -201,18 +203,18 @@ class Logger:
     def _hand_over(
         self, payload: Any, sink: Callable[[OpenRuns, int], RunSink]
     ) -> None:
-        receiver = sink(self._runs, _compat.in_shard_map())
+        receiver = sink(self._runs, compat.in_shard_map())
         if is_outermost():
             payload = jax.tree.map(_to_host, payload)
-            in_callback = _compat.in_callback()
+            in_callback = compat.in_callback()
             if not in_callback:
                 # what programs that still run have logged comes before it
-                _compat.wait_for_callbacks()
+                compat.wait_for_callbacks()
                 self._runs.close_ending()
             if isinstance(receiver, Closes):  # it may wait, and can be interrupted
                 receiver.take(payload, late=in_callback)
                 return
-            _signals.uninterrupted(lambda: receiver.take(payload, late=in_callback))
+            signals.uninterrupted(lambda: receiver.take(payload, late=in_callback))
             return
         leaves, tree = jax.tree.flatten(payload)
         event = Event(
@@ -221,7 +223,7 @@ class Logger:
             steps=(),
             source=user_source(),
             sink=receiver,
-            ordered=not _compat.partly_manual(),
+            ordered=not compat.partly_manual(),
         )
         call = f"the logger at {user_source()}"
         operands = [operand(leaf, "a value", call) for leaf in leaves]

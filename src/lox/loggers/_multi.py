@@ -5,11 +5,11 @@ from functools import partial
 from typing import Any
 
 from lox._errors import LoxError, LoxTypeError
-from lox._logdict import logdict
+from lox._logs.logdict import logdict
 
 from ._base import Logger, RunInfo
-from ._exit import all_of
-from ._runs import Words
+from ._runs.exit import all_of
+from ._runs.open_runs import Words
 
 
 class MultiLogger(Logger):

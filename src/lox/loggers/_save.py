@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lox._errors import LoxValueError
-from lox._logdict import logdict
-from lox._saving import check_run, open_run
-from lox._store import RUN_FILE, read_json, write_json
-from lox._store_writer import Writer
+from lox._logs.logdict import logdict
+from lox._store.format import RUN_FILE, read_json, write_json
+from lox._store.writer import Writer
+from lox._transforms.saving import check_run, open_run
 
 from ._base import Logger, RunInfo
 

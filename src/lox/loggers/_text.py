@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lox._errors import StoreError
-from lox._logdict import logdict
+from lox._logs.logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._tables import Array, exact, free, tables
+from ._trackers.tables import Array, exact, free, tables
 
 # Windows has no such locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None

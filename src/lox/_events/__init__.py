@@ -1,0 +1,1 @@
+"""Events: what `lox.log` adds to a program."""

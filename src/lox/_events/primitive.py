@@ -1,0 +1,203 @@
+"""The primitive that a `lox.log` call becomes, and how JAX's transformations treat it.
+
+`log_p` has no results. Its one parameter is the `Event`; its operands are the event's
+values, steps, mask and anchors (see `Event`).
+
+Its effect descends from the one of `jax.debug.callback`, so that JAX allows it
+everywhere and never removes it. There is no rule for `partial_eval_jaxpr_custom` on
+purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpoint`.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lox._errors import LoxWarning, UnsupportedPrimitiveError
+from lox._host import signals
+from lox._host.callbacks import callback_errors, default_sink
+from lox._jax import compat
+
+from .event import Event
+from .not_traced import check_early
+
+
+class LogEffect(compat.DebugEffect):
+    """The effect of an event that no transformation has taken, or that has no order."""
+
+    def __str__(self) -> str:
+        return "Log"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("lox.LogEffect")
+
+
+class OrderedLogEffect(compat.OrderedEffect):
+    """The effect of an event that is delivered in program order."""
+
+    def __str__(self) -> str:
+        return "OrderedLog"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("lox.OrderedLogEffect")
+
+
+LOG_EFFECT = LogEffect()
+ORDERED_LOG_EFFECT = OrderedLogEffect()
+
+
+class _LogPrimitive(compat.Primitive):
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        """Adds the event to the program that is traced, constants included."""
+        if not compat.folds_constants():
+            return super().bind(*operands, **params)
+        with compat.without_folding():
+            return super().bind(*operands, **params)
+
+
+log_p: Any = _LogPrimitive("lox_log")
+log_p.multiple_results = True
+
+
+@log_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
+    del avals
+    return [], {ORDERED_LOG_EFFECT if event.ordered else LOG_EFFECT}
+
+
+@log_p.def_impl
+def _impl(*operands: Any, event: Event) -> list[Any]:
+    if not event.quiet:
+        real = operands[: len(operands) - event.anchors]
+        sink = event.sink or default_sink
+        on_host = list(map(to_host, real))
+        deliver = sink.deliverer(event)
+        interrupt = signals.uninterrupted(lambda: deliver(on_host))
+        if interrupt is not None:
+            raise interrupt
+        callback_errors.raise_of(sink)
+    return []
+
+
+def to_host(x: Any) -> Any:
+    """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
+    if is_key(x):
+        x = jax.random.key_data(x)
+    return compat.to_numpy(x)
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
+
+
+def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
+    if event.quiet:
+        return []
+    if event.early and event.sink is None:
+        check_early(event.keys, event.source)
+    sink = event.sink or default_sink
+    count = len(operands) - event.anchors
+    operands = operands[:count]
+    avals = [compat.physical_aval(aval) for aval in ctx.avals_in[:count]]
+    effect = ORDERED_LOG_EFFECT if event.ordered else None
+    devices, per_device = compat.devices_of(ctx)
+    event = dataclasses.replace(event, devices=devices, per_device=per_device)
+    compat.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
+    return []
+
+
+compat.register_lowering(log_p, _lowering)
+compat.inline_calls_without_arguments(ORDERED_LOG_EFFECT)
+compat.give_tokens_memory_kinds(ORDERED_LOG_EFFECT)
+
+
+# whether events inside `jacfwd` are marked (see `derivatives`)
+jacfwd_is_known = True
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    # This table is consulted even when no operand is mapped, so that a constant logged
+    # under `vmap` is logged in every lane.
+    if event.once:
+        batched = any(dim is not None for dim in dims)
+        mark, event = event.once, dataclasses.replace(event, once="")
+        if mark == "value" or not batched:  # all lanes are the same
+            one = [
+                x if dim is None else jax.lax.index_in_dim(x, 0, dim, keepdims=False)
+                for x, dim in zip(operands, dims, strict=True)
+            ]
+            return log_p.bind(*one, event=event), []
+    elif not jacfwd_is_known and compat.called_by_jacfwd():
+        raise UnsupportedPrimitiveError(
+            f"{', '.join(map(repr, event.keys))}, logged at {event.source}, would be "
+            "logged once for each dimension of the input by `jax.jacfwd` or "
+            "`jax.hessian`: with this version of JAX, lox cannot tell. Use "
+            "`jax.jacrev`, or wrap the function in `lox.nolog`."
+        )
+    count = len(operands) - event.anchors
+    lanes = []
+    for x, dim in zip(operands[:count], dims[:count], strict=True):
+        x = jnp.asarray(x)  # literals arrive as Python numbers
+        if dim is None:
+            lanes.append(compat.broadcast_lanes(x, axis_data))
+        else:
+            lanes.append(jnp.moveaxis(x, dim, 0))
+    event = dataclasses.replace(event, lanes=event.lanes + 1)
+    return log_p.bind(*lanes, *operands[count:], event=event), []
+
+
+compat.batching.fancy_primitive_batchers[log_p] = _batch
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    del tangents
+    return log_p.bind(*primals, event=event), []
+
+
+_leaving_out = threading.local()
+
+
+@contextlib.contextmanager
+def left_out_quietly() -> Iterator[None]:
+    """For code whose events are to be removed: no warning where one is left out."""
+    before = getattr(_leaving_out, "quietly", False)
+    _leaving_out.quietly = True
+    try:
+        yield
+    finally:
+        _leaving_out.quietly = before
+
+
+def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
+    del cotangents
+    if getattr(_leaving_out, "quietly", False):
+        return [None] * len(operands)
+    warnings.warn_explicit(
+        f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is or goes "
+        "with a tangent, which reverse mode never computes: the event is left out. Log "
+        "it under `jax.jvp`, or log values that are no tangents apart from it.",
+        LoxWarning,
+        event.source.file,
+        event.source.line,
+    )
+    return [None] * len(operands)
+
+
+compat.ad.primitive_jvps[log_p] = _jvp
+compat.ad.primitive_transposes[log_p] = _transpose
+compat.register_jet(log_p)

@@ -1,0 +1,1 @@
+"""The traversal of programs that log."""

@@ -1,0 +1,315 @@
+"""What the rows of one key must have in common, before they are joined.
+
+Trees, steps and shapes must be alike; numbers adopt the dtypes of their neighbours as
+far as these hold them; and rows of one line with different lanes are joined along time.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from lox._errors import DtypeError, LoxValueError, ShapeError, StepError
+from lox._jax.numbers import Literal, Literals, adopts, is_exact, merged, unheld
+from lox._logs.key import all_tags
+from lox._source import Source
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+
+def agree(key: str, parts: "list[Rows]") -> "list[Rows]":
+    """The same rows, so that they can be joined; or an error that names both lines."""
+    first = parts[0]
+    for other in parts[1:]:
+        if other.tree != first.tree:
+            raise ShapeError(
+                f"{key!r} is logged with the structure {first.tree} at {first.source} "
+                f"and with {other.tree} at {other.source}. Give one of them another "
+                "name or a `prefix`."
+            )
+        if other.steps.keys() != first.steps.keys():
+            raise StepError(
+                f"{key!r} is logged with {_steps(first)} at {first.source} and with "
+                f"{_steps(other)} at {other.source}. Give every `lox.log` of "
+                f"{key!r} the same steps, or one of them another name."
+            )
+        if other.own_shapes() != first.own_shapes():
+            raise ShapeError(
+                f"{_with_shapes(key, first, other)} Give one of them another name or a "
+                "`prefix`."
+            )
+    _agree_reductions(key, parts)
+    parts = _agree_lanes(key, parts)
+    dtypes = [_common_dtype(key, parts, i) for i in range(len(first.leaves))]
+    step_dtypes = [_step_dtype(key, parts, i) for i in range(len(first.steps))]
+    shared: dict[str, Any] = {
+        "reduce": next((part.reduce for part in parts if part.reduce), None),
+        "unbounded": any(part.unbounded for part in parts),
+        "tags": all_tags(part.tags for part in parts),
+        **merged_lines(parts),
+    }
+    return [
+        dataclasses.replace(
+            part,
+            leaves=tuple(map(cast, part.leaves, dtypes)),
+            steps=collections.OrderedDict(
+                zip(
+                    part.steps, map(cast, part.steps.values(), step_dtypes), strict=True
+                )
+            ),
+            **shared,
+        )
+        for part in parts
+    ]
+
+
+def merged_lines(parts: "Sequence[Rows]") -> dict[str, Any]:
+    """What rows of several lines have in common: the lines, and their numbers."""
+    first = parts[0]
+    return {
+        "lines": _each_once(line for part in parts for line in part.lines),
+        "weak": tuple(
+            merged(part.weak[i] for part in parts) for i in range(len(first.weak))
+        ),
+        "weak_steps": tuple(
+            merged(part.weak_steps[i] for part in parts)
+            for i in range(len(first.weak_steps))
+        ),
+    }
+
+
+def _each_once(lines: Iterable[Source]) -> tuple[Source, ...]:
+    return tuple(dict.fromkeys(lines))
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else jax.lax.convert_element_type(x, dtype)
+
+
+def _agree_reductions(key: str, parts: "list[Rows]") -> None:
+    first, *others = [part for part in parts if part.reduce is not None] or parts[:1]
+    for other in others:
+        if other.reduce != first.reduce:
+            raise LoxValueError(
+                f"{key!r} is logged with `reduce={first.reduce!r}` at {first.source} "
+                f"and with `reduce={other.reduce!r}` at {other.source}. Give both the "
+                "same reduction, or one of them another name; one given to the "
+                "transformation wins over both."
+            )
+
+
+# --- dtypes ------------------------------------------------------------------
+
+
+def _common_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
+    """The dtype of a leaf: that of the strongly typed, which is never cast."""
+    dtypes = [part.leaves[i].dtype for part in parts]
+    strong: Rows | None = None
+    for part in parts:
+        if part.weak[i]:
+            continue
+        if strong is None:
+            strong = part
+        elif part.leaves[i].dtype != strong.leaves[i].dtype:
+            raise DtypeError(
+                f"{key!r} is logged as {strong.leaves[i].dtype} at {strong.source} "
+                f"and as {part.leaves[i].dtype} at {part.source}. Logged values are "
+                "never cast silently: convert one of them (`x.astype(...)`) or give it "
+                "another name."
+            )
+    if strong is None:
+        common = functools.reduce(_promoted, dtypes)
+        at = next(p for p in parts if p.leaves[i].dtype == common).source
+    else:
+        common, at = strong.leaves[i].dtype, strong.source
+    for part in parts:
+        if part.weak[i]:
+            check_adopts(key, part.leaves[i].dtype, part.weak[i], common, at)
+    return common
+
+
+def check_adopts(
+    key: str, dtype: Any, literals: Literals, target: Any, at: Source
+) -> None:
+    """Raises unless Python numbers can be of the dtype `target`, logged at `at`."""
+    if not adopts(dtype, target):
+        culprit: Literal | None = literals[0]
+    else:
+        culprit = unheld(dtype, target, literals)
+    if culprit is not None:
+        raise DtypeError(
+            f"{key!r} is logged as {target} at {at} and as "
+            f"{_described(dtype, culprit)} at {culprit.source}, which {target} does "
+            "not hold. Logged values are never wrapped or rounded: convert one of them "
+            "(`jnp.asarray(x, dtype)`) or give it another name."
+        )
+
+
+def _described(dtype: Any, literal: Literal) -> str:
+    if literal.number is None:
+        return f"{dtype} (weakly typed, and known only to the running program)"
+    return f"{dtype} (the number {literal.number})"
+
+
+def _promoted(first: Any, second: Any) -> Any:
+    """The dtype of Python numbers of several kinds: int, then float, then complex."""
+    if first == second:
+        return first
+    return second if adopts(first, second) else first
+
+
+def _step_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
+    """The first dtype that holds the steps of all parts."""
+    name = list(parts[0].steps)[i]
+    dtypes = [part.steps[name].dtype for part in parts]
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    pairs = list(zip(parts, dtypes, strict=True))
+    strong = [dtype for part, dtype in pairs if not part.weak_steps[i]]
+    for some in filter(None, (strong, dtypes)):
+        try:
+            common = jnp.result_type(*some)
+        except ValueError:  # JAX promotes them to nothing
+            continue
+        if all(_holds_steps(part, i, dtype, common) for part, dtype in pairs):
+            return common
+    other = next(p for p, dtype in pairs if dtype != dtypes[0])
+    _raise_steps(key, name, parts[0], other)
+
+
+def check_steps(key: str, rows: "Rows", types: "Rows") -> None:
+    """Raises unless the steps of these rows can be of the dtypes of `types`."""
+    for i, (name, step) in enumerate(rows.steps.items()):
+        if not _holds_steps(rows, i, step.dtype, types.steps[name].dtype):
+            _raise_steps(key, name, types, rows)
+
+
+def _raise_steps(key: str, name: str, first: "Rows", other: "Rows") -> NoReturn:
+    raise StepError(
+        f"{key!r} is logged with the step {name!r} as {first.steps[name].dtype} at "
+        f"{first.source} and as {other.steps[name].dtype} at {other.source}, and no "
+        "dtype here holds both. Steps are never wrapped or rounded: convert one of "
+        "them (`jnp.asarray(step, jnp.int32)`)."
+    )
+
+
+def _holds_steps(part: "Rows", i: int, dtype: Any, target: Any) -> bool:
+    literals = part.weak_steps[i]
+    if literals:
+        return unheld(dtype, target, literals) is None
+    return is_exact(dtype, target)
+
+
+# --- lanes -------------------------------------------------------------------
+
+
+def _agree_lanes(key: str, parts: "list[Rows]") -> "list[Rows]":
+    """Joins the rows of one line with different lanes along time.
+
+    A library may call a function under `vmap` and without, and
+    `lax.map(batch_size=...)` has fewer lanes in its last batch. Each lane is an event
+    of the program, so its rows come one after the other, in the order of the lanes.
+    Lanes that all parts have in common, of a `vmap` around all of them, remain.
+    """
+    sizes = [part.lane_sizes() for part in parts]
+    if len(set(sizes)) == 1:
+        return parts
+    common = _common_prefix(sizes)
+    if not _along_time(parts, common):
+        _raise_lanes(key, parts)
+    return [_flattened(part, common) for part in parts]
+
+
+def _common_prefix(sizes: Sequence[tuple[int, ...]]) -> int:
+    count = 0
+    for column in zip(*sizes, strict=False):
+        if len(set(column)) > 1:
+            break
+        count += 1
+    return count
+
+
+def _along_time(parts: "Sequence[Rows]", common: int) -> bool:
+    """Whether lanes beyond the common ones may become rows."""
+    if any(part.devices for part in parts):
+        return False
+    # rows that came lane by lane can no longer be put into the order of other lanes
+    if any(part.flattened and part.lanes > common for part in parts):
+        return False
+    lines: dict[tuple[int, ...], set[Source]] = {}
+    for part in parts:
+        lines.setdefault(part.lane_sizes(), set()).update(part.lines)
+    if not set.intersection(*lines.values()):
+        return False
+    counts = {len(sizes) for sizes in lines}
+    reduced = parts[0].reduce not in (None, "append")
+    return len(counts) > 1 or reduced or _is_remainder(parts, common)
+
+
+def _is_remainder(parts: "Sequence[Rows]", common: int) -> bool:
+    """Whether these are batches of `lax.map`: a loop over whole ones, and a rest."""
+    whole = parts[0].lane_sizes()
+    rest = next(p.lane_sizes() for p in parts if p.lane_sizes() != whole)
+    return (
+        common == len(whole) - 1
+        and rest < whole
+        and all(part.lane_sizes() in (whole, rest) for part in parts)
+        and all(part.stacked for part in parts if part.lane_sizes() == whole)
+    )
+
+
+def _flattened(rows: "Rows", common: int) -> "Rows":
+    rows = rows.with_time()
+    if rows.lanes == common:
+        return rows
+    last = 1 + rows.lanes
+
+    def flatten(x: Any) -> Any:
+        moved = jnp.moveaxis(x, range(1 + common, last), range(1, last - common))
+        count = math.prod(moved.shape[: last - common])
+        return moved.reshape(count, *moved.shape[last - common :])
+
+    return dataclasses.replace(rows.arrays(flatten), lanes=common, flattened=True)
+
+
+def _raise_lanes(key: str, parts: "Sequence[Rows]") -> NoReturn:
+    first = parts[0]
+    other = next(p for p in parts if p.lane_sizes() != first.lane_sizes())
+    if first.devices or other.devices:
+        remedy = "Give one of them another name or a `prefix`"
+    elif set(first.lines) & set(other.lines):
+        remedy = 'It is the same line: reduce it (`reduce="mean"`)'
+    else:
+        remedy = "Give one of them another name or a `prefix`"
+    raise ShapeError(
+        f"{_with_shapes(key, first, other)} {remedy}, select other keys by `argnames`, "
+        "or deliver it lane by lane with `lox.tap`."
+    )
+
+
+# --- messages ----------------------------------------------------------------
+
+
+def _with_shapes(key: str, first: "Rows", other: "Rows") -> str:
+    return (
+        f"{key!r} is logged with the shape {_shape(first)} at {first.source} and with "
+        f"{_shape(other)} at {other.source}. Rows of one key need one shape."
+    )
+
+
+def _steps(rows: "Rows") -> str:
+    names = ", ".join(map(repr, rows.steps))
+    return f"the steps {names}" if names else "no steps"
+
+
+def _shape(rows: "Rows") -> str:
+    shapes = rows.own_shapes()
+    text = str(shapes[0] if len(shapes) == 1 else shapes)
+    lanes = rows.lane_sizes()
+    return f"{text} under a `vmap` of {lanes} lanes" if lanes else text

@@ -1,0 +1,447 @@
+"""Rules for functions with derivative or transposition rules of their own.
+
+Logs become extra results of a new custom function, with no derivative. A transformation
+that is differentiated gives what the function itself logs: the events of its derivative
+rules are taken out of them, or `grad(spool(f))` would print from them. Rules that were
+traced go through the same traversal; a backward rule runs under a watch, since it may
+need the Python values that it gets as residuals.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from lox._errors import UnsupportedPrimitiveError
+from lox._events.event import Event
+from lox._events.primitive import log_p
+from lox._jax import compat
+from lox._jax.compat import SymbolicZero
+
+from .derivative_rules import Changer, DerivativeRule, Dropper, Line, lines_of
+from .rows import Record, outline
+from .same_events import same_events
+from .walk import (
+    Collector,
+    Remover,
+    Rule,
+    State,
+    Walk,
+    events_of,
+    hidden_rules,
+    rule,
+    unsupported,
+    without_events,
+)
+
+Result = tuple[list[Any], Record, State]
+
+
+def _state_outside(inner: Rule) -> Rule:
+    """Keeps the state out of the function, if its rows can be collected instead.
+
+    What comes out of a custom function has no derivative, but what was in the state
+    before may have one.
+    """
+
+    def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+        keyed = any(walk.collector.keyed(state))
+        rows_only = walk.collector.rows_only(walk, eqn) if keyed else None
+        if rows_only is None:
+            return inner(walk, eqn, args, state)
+        part = rows_only.part(state, eqn)
+        outs, record, part = inner(Walk(rows_only), eqn, args, part)
+        return outs, *walk.collector.absorb(record, {**state, **part})
+
+    return outer
+
+
+@rule("custom_jvp_call")
+@_state_outside
+def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    if walk.collector.beside:
+        return _events_beside(_custom_jvp_rule, walk, eqn, args, state, old, args)
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    # rules outlive this trace, so that they must not hold the leaves themselves
+    size = len(leaves)
+    front = size + consts
+    results = len(old.out_avals)
+
+    def call(*flat: Any) -> list[Any]:
+        return _evaluate_body(new, flat, results)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        ins, seeds = primals[front:], list(tangents[front:])
+        if not eqn.params["symbolic_zeros"]:
+            seeds = [_instantiate(t) for t in seeds]
+        zeros = [type(t) is SymbolicZero for t in seeds]
+        jaxpr, out_zeros = compat.jvp_rule_jaxpr(eqn, zeros)
+        ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
+        before = state_tree.unflatten(primals[:size])
+        outs, rest = _evaluate_rule(
+            walk, eqn, jaxpr, ins, before, old, new, tree, primals
+        )
+        values = outs[:results]
+        given = iter(outs[results:])
+        out_tangents = [
+            _zero(primal) if zero else next(given)
+            for primal, zero in zip(values, out_zeros, strict=True)
+        ]
+        return [*values, *rest], [*out_tangents, *map(_zero, rest)]
+
+    # it can still be told that a rule calls its own function (see `derivatives`)
+    fun = jax.custom_jvp(compat.placed_like(call, old))
+    fun.defjvp(
+        compat.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]), symbolic_zeros=True
+    )
+    return tree.unflatten(fun(*leaves, *args))
+
+
+@rule("custom_vjp_call")
+@_state_outside
+def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    if walk.collector.beside:
+        return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    # rules outlive this trace, so that they must not hold the leaves themselves
+    size = len(leaves)
+    front = size + consts
+    results = len(old.out_avals)
+    constant = walk.collector.constant_state
+
+    @jax.custom_vjp
+    def fun(*flat: Any) -> list[Any]:
+        return _evaluate_body(new, flat, results)
+
+    def fwd(*primals: Any) -> Any:
+        values = [primal.value for primal in primals]
+        perturbed = [primal.perturbed for primal in primals]
+        if any(perturbed[size:front]):
+            raise compat.closed_over_error()
+        jaxpr = compat.fwd_rule_jaxpr(eqn, perturbed[front:])
+        before = state_tree.unflatten(values[:size])
+        outs, rest = _evaluate_rule(
+            walk, eqn, jaxpr, values[front:], before, old, new, tree, values
+        )
+        residuals, outs = compat.fwd_rule_residuals(eqn, values[size:], outs)
+        return [*outs, *rest], (before if constant else None, residuals)
+
+    def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
+        before, residuals = saved
+        given = list(cotangents[:results])
+        if not eqn.params["symbolic_zeros"]:
+            given = [_instantiate(ct) for ct in given]
+        rule = _watched_bwd(walk, eqn, before, _lines_in(old))
+        outs, logs = rule(*residuals, *given)
+        return (*[None] * front, *outs), logs
+
+    compat.define_vjp(fun, fwd, bwd)
+    return tree.unflatten(fun(*leaves, *args))
+
+
+def _events_beside(
+    rule: Rule,
+    walk: Walk,
+    eqn: Any,
+    args: list[Any],
+    state: State,
+    function: Any,
+    inputs: Sequence[Any],
+) -> Result:
+    """Evaluates an equation without its events, and then what they need alone.
+
+    Args:
+        rule: the rule of the equation.
+        walk, eqn, args, state: what it gets.
+        function: what the equation runs.
+        inputs: the inputs of that.
+    """
+    silent = Walk(Dropper(_lines_in(function), anchors=True))
+    outs, _, _ = rule(silent, eqn, args, None)
+    jaxpr, consts = compat.only_effects(compat.close(function))
+    _, record, state = walk(compat.close(jaxpr), [*consts, *inputs], state)
+    return outs, record, state
+
+
+def _lines_in(jaxpr: Any) -> frozenset[Line]:
+    return frozenset(lines_of(events_of(jaxpr)))
+
+
+def _evaluate_body(body: Any, args: Sequence[Any], results: int) -> list[Any]:
+    """Evaluates a function with its logs, which have no derivative.
+
+    The rule says so too, but JAX forgets it when a loop is differentiated twice.
+    """
+    outs = compat.evaluate(body, args)
+    return [*outs[:results], *map(jax.lax.stop_gradient, outs[results:])]
+
+
+def _evaluate_rule(
+    walk: Walk,
+    eqn: Any,
+    rule: Any,
+    ins: Sequence[Any],
+    before: State,
+    function: Any,
+    body: Any,
+    body_tree: Any,
+    body_args: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Runs a rule; gives its results, and the leaves of the rows and the state.
+
+    A rule that logs what its function logs (most call it) gives these rows itself. For
+    one that does not, they come from the function, whose results nobody then needs.
+    """
+    collector = walk.collector
+    if not collector.takes:
+        outs, record, after = Walk(collector.in_rules())(rule, ins, before)
+        leaves = jax.tree.leaves((record, after))
+        return outs, list(map(jax.lax.stop_gradient, leaves))
+    _, body_record, _ = body_tree.unflatten(body.out_avals)
+    once = _without_recomputation(eqn, rule)
+    if same_events(once, function, collector.wants):
+        outs, record, after = walk(once, ins, before)
+        if outline(record) == outline(body_record):
+            leaves = jax.tree.leaves((record, after))
+            return outs, list(map(jax.lax.stop_gradient, leaves))
+    outs, _, _ = Walk(collector.in_rules(_lines_in(function)))(once, ins, None)
+    results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
+    # what the rule leaves for others it has left already
+    clean = without_events(body)
+    return outs, _evaluate_body(clean, body_args, results)[results:]
+
+
+def _without_recomputation(eqn: Any, rule: Any) -> Any:
+    """A rule of `custom_jvp` that logs its function's events once, if at all."""
+    if eqn.primitive.name != "custom_jvp_call" or not events_of(rule):
+        return rule
+    watch = DerivativeRule(name=compat.name_of_custom_jvp(eqn))
+
+    def run(*args: Any) -> list[Any]:
+        return compat.watched(compat.evaluate, watch)(rule, args)
+
+    return compat.trace(run, rule.in_avals, rule)[0]
+
+
+def _watched_bwd(
+    walk: Walk, eqn: Any, state: State = None, lines: frozenset[Line] = frozenset()
+) -> Any:
+    """The backward rule with its events received.
+
+    Args:
+        walk: the traversal.
+        eqn: the call of the function.
+        state: the state before it.
+        lines: those by which the function itself logs.
+    """
+    watch = Changer(walk.collector.in_rules(lines), state)
+    return compat.watched(compat.bwd_rule(eqn), watch)
+
+
+@hidden_rules("custom_jvp_call")
+def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
+    change = Changer(walk.collector.in_rules()).changed
+    return compat.changed_jvp_rule(eqn, change)
+
+
+@hidden_rules("custom_vjp_call")
+def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
+    change = Changer(walk.collector.in_rules()).changed
+    return compat.changed_vjp_rules(eqn, change, _watched_bwd(walk, eqn))
+
+
+@rule("custom_linear_solve")
+@_state_outside
+def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Only `solve` runs; the other functions describe its derivatives."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    end = start + lengths.solve
+    tail = sum(lengths)
+
+    def inputs(args: Sequence[Any]) -> list[Any]:
+        return [*args[start:end], *args[tail:]]
+
+    if walk.collector.beside:
+        return _events_beside(
+            _linear_solve_rule, walk, eqn, args, state, jaxprs.solve, inputs(args)
+        )
+    return _with_derivative_of(walk, eqn, args, state, jaxprs.solve, inputs)
+
+
+@rule("call_hi_primitive")
+@_state_outside
+def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    expanded = compat.expanded_hijax(eqn)
+    if walk.collector.beside:
+        return _events_beside(_hijax_rule, walk, eqn, args, state, expanded, args)
+    if not walk.collector.takes and not jax.tree.leaves(state):
+        watch = Changer(walk.collector)
+        new = compat.watched_hijax(compat.hijax(eqn), watch.changed, watch)
+        return compat.bind(eqn, args, _prim=new), Record(), state
+    return _with_derivative_of(walk, eqn, args, state, expanded, list)
+
+
+def _with_derivative_of(
+    walk: Walk,
+    eqn: Any,
+    args: list[Any],
+    state: State,
+    solution: Any,
+    inputs: Any,
+    clean: Any = None,
+) -> Result:
+    """Evaluates `solution`, with the derivatives of `eqn` once its events are removed.
+
+    `clean` is the equation without them, if that takes more than changing its jaxprs.
+    """
+    leaves, state_tree = jax.tree.flatten(state)
+    front = len(leaves)
+    avals = [*map(jax.typeof, leaves), *(var.aval for var in eqn.invars)]
+
+    def flat_run(*flat: Any) -> Any:
+        before = state_tree.unflatten(flat[:front])
+        return walk(solution, inputs(flat[front:]), before)
+
+    new, tree, _ = compat.trace(flat_run, avals, solution)
+    results = len(eqn.outvars)
+
+    def without_events_of_solution() -> Any:
+        lines = _lines_in(solution)
+        watch = Changer(_Derivative(walk.collector, lines, in_rules=not front))
+        return compat.changed_equation(eqn, watch.changed, watch)
+
+    @jax.custom_jvp
+    def fun(*flat: Any) -> list[Any]:
+        return _evaluate_body(new, flat, results)
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        # some primitives refuse a tangent that is not needed, even if it is zero
+        varied = [
+            i
+            for i, tangent in enumerate(tangents)
+            if i >= front and type(tangent) is not SymbolicZero
+        ]
+        run = clean or without_events_of_solution()
+
+        def along(*some: Any) -> Any:
+            full = list(primals)
+            for i, x in zip(varied, some, strict=True):
+                full[i] = x
+            return run(*full[front:])
+
+        outs, out_tangents = jax.jvp(
+            along, [primals[i] for i in varied], [tangents[i] for i in varied]
+        )
+        rest = _evaluate_body(new, primals, results)[results:]
+        return [*outs, *rest], [*out_tangents, *map(compat.zero_tangent, rest)]
+
+    fun.defjvp(jvp, symbolic_zeros=True)
+    return tree.unflatten(fun(*leaves, *args))
+
+
+class _Derivative(Collector):
+    """Removes the events of a solution, wherever they come again.
+
+    Other events of the derivatives go the way of those in derivative rules, or, where
+    there is no state that they would need, away.
+    """
+
+    gives_rows = False
+
+    def __init__(
+        self, collector: Collector, lines: frozenset[Line], in_rules: bool
+    ) -> None:
+        self._rest = collector.in_rules(lines) if in_rules else Remover(collector.wants)
+        self._dropped = Dropper(lines)
+        self.key = (self,)
+
+    def wants(self, event: Event) -> bool:
+        return self._dropped.wants(event) or self._rest.wants(event)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        kept = self._dropped.kept(event, operands)
+        if kept is None:
+            return Record(), state
+        if not self._rest.wants(event):
+            log_p.bind(*kept[1], event=kept[0])
+            return Record(), state
+        return self._rest.receive(*kept, state)
+
+
+@rule("custom_vmap_call")
+def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Under a later `vmap`, its own rule replaces the function and what that logs."""
+    old = eqn.params["call"]
+    new, tree = walk.rebuilt(old, state)
+    leaves = jax.tree.leaves(state)
+    front = len(leaves)
+    more = len(new.out_avals) - len(old.out_avals)
+    keyed = any(walk.collector.keyed(state))
+
+    def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
+        if more > front or keyed:
+            raise UnsupportedPrimitiveError(
+                f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
+                "that logs: use the transformation after `jax.vmap`, not before it.)"
+            )
+        inner = eqn.params["in_tree"].unflatten
+        call = _cleaned_vmap_rule(walk, eqn)
+        outs, out_batched = call(
+            axis_size, inner(batched[front:]), *inner(flat[front:])
+        )
+        return (
+            [*jax.tree.leaves(outs), *flat[:front]],
+            [*jax.tree.leaves(out_batched), *batched[:front]],
+        )
+
+    outs = compat.bind(
+        eqn,
+        [*leaves, *args],
+        call=new,
+        rule=batch,
+        in_tree=jax.tree.structure(tuple(new.in_avals)),
+        out_tree=jax.tree.structure(list(new.out_avals)),
+    )
+    return tree.unflatten(outs)
+
+
+@hidden_rules("custom_vmap_call")
+def _clean_vmap_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
+    return {"rule": _cleaned_vmap_rule(walk, eqn)}
+
+
+def _cleaned_vmap_rule(walk: Walk, eqn: Any) -> Any:
+    def cleaned(axis_size: int, batched: Any, *args: Any) -> Any:
+        out_batched: list[Any] = []
+
+        def fun(*args: Any) -> Any:
+            outs, flags = eqn.params["rule"](axis_size, list(batched), *args)
+            out_batched.append(flags)
+            return outs
+
+        closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
+        outs, _, _ = _rule_walk(walk)(closed, jax.tree.leaves(args), None)
+        return jax.tree.unflatten(jax.tree.structure(shape), outs), out_batched[-1]
+
+    return cleaned
+
+
+def _rule_walk(walk: Walk) -> Walk:
+    """For a hidden rule: no rows can come out of it, so that events are removed."""
+    collector = walk.collector
+    return Walk(Remover(collector.wants)) if collector.gives_rows else walk
+
+
+def _zero(primal: Any) -> Any:
+    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+
+
+def _instantiate(x: Any) -> Any:
+    return compat.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -1,0 +1,224 @@
+"""What happens to the events of functions that JAX runs for us.
+
+A derivative rule is a Python function that JAX calls when it differentiates, with
+values of any kind. Nobody can evaluate it equation by equation without turning its
+Python values into arrays. It runs as it is instead, under a watch: every primitive that
+it binds passes by, and the events among them, or in the jaxprs that others hold, are
+recorded or changed. Nothing of that enters JAX's caches, which know the functions and
+jaxprs of the user only.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from lox._events.event import Event
+from lox._events.primitive import log_p
+from lox._jax import compat
+from lox._source import Source
+
+from .rows import Record
+from .walk import Collector, State, Walk, events_of, has_rule, hides_rules
+
+# A line with one of the keys that it logs: a helper that logs whatever it is given is
+# one line for all its callers.
+Line = tuple[Source, str]
+
+
+def lines_of(events: Iterable[Event]) -> set[Line]:
+    return {(event.source, key) for event in events for key in event.keys}
+
+
+class _Watch:
+    """A watch, as `compat.Watch` says."""
+
+    def begin(self) -> "_Watch":
+        return self
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def inside(self, role: str, name: str) -> "_Watch | None":
+        raise NotImplementedError
+
+
+def _never(primitive: Any, params: Any) -> bool:
+    del primitive, params
+    return False
+
+
+class Recorder(_Watch):
+    """Notes the lines of all events, which go their way."""
+
+    def __init__(self, lines: set[Line]) -> None:
+        self._lines = lines
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive is log_p:
+            self._lines |= lines_of([params["event"]])
+        for jaxpr in compat.jaxprs_in(params):
+            self._lines |= lines_of(events_of(jaxpr))
+        prim = compat.hijax_of(primitive, params)
+        if prim is not None:
+            new = compat.watched_hijax(prim, lambda jaxpr: jaxpr, self)
+            params = {**params, "_prim": new}
+        return primitive.bind(*args, **params)
+
+    def inside(self, role: str, name: str) -> _Watch | None:
+        del name
+        return None if role == "bwd" else self
+
+
+class Changer(_Watch):
+    """Gives events to a collector, wherever they are.
+
+    Args:
+        collector: gives no rows, and does not change the state.
+        state: what it gets with every event.
+    """
+
+    def __init__(self, collector: Collector, state: State = None) -> None:
+        self._collector = collector
+        self._state = state
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive is log_p:
+            event = params["event"]
+            if self._collector.wants(event):
+                self._collector.receive(event, args, self._state)
+            else:
+                log_p.bind(*args, event=event)
+            return []
+        prim = compat.hijax_of(primitive, params)
+        if prim is not None:
+            new = compat.watched_hijax(prim, self.changed, self)
+            return primitive.bind(*args, **{**params, "_prim": new})
+        if not any(map(self._reaches, compat.jaxprs_in(params))):
+            return primitive.bind(*args, **params)
+        if not jax.tree.leaves(self._state) and has_rule(primitive):
+            return primitive.bind(*args, **compat.map_jaxprs(params, self.changed))
+        # the state must become an operand, or it takes more than to change the jaxprs
+        walk = Walk(self._collector)
+        closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
+        if not all(map(walk.has_rule_for, closed.eqns)):
+            return primitive.bind(*args, **params)
+        outs, _, _ = walk(closed, args, self._state)
+        return outs if primitive.multiple_results else outs[0]
+
+    def inside(self, role: str, name: str) -> _Watch:
+        del name
+        if role == "call":
+            return self
+        return Changer(self._collector.in_rules(), self._state)
+
+    def changed(self, jaxpr: Any) -> Any:
+        return Walk(self._collector).rewritten(jaxpr)
+
+    def _reaches(self, jaxpr: Any) -> bool:
+        return Walk(self._collector).wants_in(jaxpr) or hides_rules(jaxpr)
+
+
+class Dropper(Collector):
+    """Removes what was logged by certain lines.
+
+    Args:
+        lines: the lines.
+        anchors: whether to remove the events without keys too (see `patches`).
+    """
+
+    gives_rows = False
+
+    def __init__(self, lines: frozenset[Line], anchors: bool = False) -> None:
+        self._lines = lines
+        self._anchors = anchors
+        self.key = ("drop", lines, anchors)
+
+    def wants(self, event: Event) -> bool:
+        if not event.keys:
+            return self._anchors
+        return not self._lines.isdisjoint(lines_of([event]))
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        kept = self.kept(event, operands)
+        if kept is not None:
+            log_p.bind(*kept[1], event=kept[0])
+        return Record(), state
+
+    def kept(
+        self, event: Event, operands: Sequence[Any]
+    ) -> tuple[Event, Sequence[Any]] | None:
+        """What is left of an event."""
+        keys = {key for key in event.keys if (event.source, key) not in self._lines}
+        if keys and len(keys) == len(event.keys):
+            return event, operands
+        return event.only(keys.__contains__, operands) if keys else None
+
+
+class Recomputation(_Watch):
+    """Drops the events of lines that have been recorded by the time they come."""
+
+    def __init__(self, lines: set[Line]) -> None:
+        self._lines = lines
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        changer = Changer(Dropper(frozenset(self._lines)))
+        return changer.bind(primitive, args, params)
+
+    def inside(self, role: str, name: str) -> _Watch:
+        del role, name
+        return self
+
+
+class DerivativeRule(_Watch):
+    """For a rule that gives values and tangents, and may call its own function.
+
+    What the function logs is an event where it is called first. What comes by the same
+    lines after that is recomputation.
+
+    Args:
+        is_own: whether a primitive, with these parameters, is the function.
+        name: the name of the function, if it is a custom function.
+        lines: the function's lines, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        is_own: Callable[[Any, Any], bool] = _never,
+        name: str = "",
+        lines: Iterable[Line] = (),
+    ) -> None:
+        self._is_own = is_own
+        self._name = name
+        self._lines = frozenset(lines)
+
+    def begin(self) -> _Watch:
+        return _RunOfRule(self._is_own, self._name, set(self._lines))
+
+
+class _RunOfRule(Recomputation):
+    def __init__(
+        self, is_own: Callable[[Any, Any], bool], name: str, lines: set[Line]
+    ) -> None:
+        super().__init__(lines)
+        self._is_own = is_own
+        self._name = name
+        self._called = False
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if not self._called and self._is_own(primitive, params):
+            self._called = True
+            if self._lines:
+                return primitive.bind(*args, **params)
+            return Recorder(self._lines).bind(primitive, args, params)
+        return super().bind(primitive, args, params)
+
+    def inside(self, role: str, name: str) -> _Watch:
+        if self._called or not name or name != self._name:
+            return self
+        # of a custom function, either itself runs or its rule, for which we are asked
+        # after it
+        self._called = role != "call"
+        return Recorder(self._lines)

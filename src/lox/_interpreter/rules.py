@@ -1,0 +1,289 @@
+"""The rules: how each higher-order primitive is evaluated with its logs.
+
+The contract is written once, on `Rule`. The primitives with derivative rules of the
+user's are in `_custom_rules`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lox._errors import UnboundedLoopError, UnsupportedPrimitiveError
+from lox._jax import compat
+
+from .rows import Record, Rows, join, of_any, outline, unify
+from .walk import State, Walk, rule
+
+Result = tuple[list[Any], Record, State]
+
+
+@rule("jit", "pjit")
+def _jit_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old = eqn.params["jaxpr"]
+    new, tree = walk.rebuilt(old, state)
+    leaves = jax.tree.leaves(state)
+    more = len(new.out_avals) - len(old.out_avals)
+    params = compat.jit_params(eqn.params, len(leaves), more)
+    return tree.unflatten(compat.bind(eqn, [*leaves, *args], jaxpr=new, **params))
+
+
+@rule("closed_call", "core_call", "eval_jaxpr")
+def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    return walk(compat.close(eqn.params["call_jaxpr"]), args, state)
+
+
+@rule("remat2", "checkpoint")
+def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    if not eqn.outvars:  # JAX drops a checkpoint of nothing, effects and all
+        return walk(compat.close(eqn.params["jaxpr"]), args, state)
+    new, tree = walk.rebuilt(eqn.params["jaxpr"], state)
+    jaxpr, consts = compat.constants_to_inputs(new)
+    front = [*consts, *jax.tree.leaves(state)]
+    prevent_cse = eqn.params["prevent_cse"]
+    if isinstance(prevent_cse, tuple):
+        prevent_cse = (False,) * len(front) + prevent_cse
+    outs = compat.bind(eqn, [*front, *args], jaxpr=jaxpr, prevent_cse=prevent_cse)
+    return tree.unflatten(outs)
+
+
+@rule("scan")
+def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old = eqn.params["jaxpr"]
+    consts, carry, xs = compat.scan_sizes(eqn.params, len(args))
+
+    def body(state: State, *args: Any) -> Any:
+        outs, record, state = walk(old, args, state)
+        # Rows come before what is stacked already, as they would by hand: a derivative
+        # puts its residuals last, and XLA's schedule depends on the order.
+        return state, outs[:carry], record, outs[carry:]
+
+    new, tree = walk.rebuilt(old, state, body, at=consts)
+    leaves = jax.tree.leaves(state)
+    carried = len(leaves) + carry
+    # as JAX does: a scanned input that is logged as it is needs no loop
+    new, forwarded = compat.without_forwarded(new, consts + carried, carried)
+    ys = len(new.out_avals) - carried
+    params = compat.scan_params(eqn.params, consts, carried, xs, ys)
+    args = [*args[:consts], *leaves, *args[consts:]]
+    results = iter(compat.bind(eqn, args, jaxpr=new, **params))
+    outs = [
+        args[forwarded[i]] if i in forwarded else next(results)
+        for i in range(tree.num_leaves)
+    ]
+    state, last, record, stacked = tree.unflatten(outs)
+    if eqn.params["reverse"]:  # rows come in the order of execution
+        record = _map(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
+    record = _map(record, Rows.merge_time)
+    return [*last, *stacked], record, state
+
+
+def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
+    return Record((key, change(rows)) for key, rows in record.items())
+
+
+@rule("while")
+def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """A condition that logs is evaluated before the loop and at the end of its body."""
+    if walk.collector.types_only:
+        return compat.bind(eqn, args), _rows_of_while(walk, eqn), state
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
+    record = Record()
+    rotated = walk.wants_in(cond)
+    if rotated:
+        inputs = [*consts[:cond_consts], *carry]
+        (go,), record, state = walk(cond, inputs, state)
+        first: list[Any] = [_strong(go)]
+    else:
+        first = []
+    leaves, state_tree = jax.tree.flatten(state)
+    # After a `vmap`, a predicate may have lanes. JAX then selects between the old and
+    # the new value of every carry, which would copy a whole buffer at each iteration.
+    # The state needs no such thing: events of lanes that have ended are masked. So the
+    # selection is written out here, for the other carries.
+    batched = bool(leaves) and bool(cond.out_avals[0].shape)
+    front = len(first) + len(leaves)
+
+    def new_body(*args: Any) -> Any:
+        inner, args = args[: len(consts)], args[len(consts) :]
+        state = state_tree.unflatten(args[len(first) : front])
+        inputs = [*inner[:cond_consts], *args[front:]]
+        running = args[0] if rotated else None
+        if batched and not rotated:
+            (running,) = compat.evaluate(cond, inputs)
+        outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
+        records = [record]
+        go: list[Any] = []
+        if rotated:
+            inputs = [*inner[:cond_consts], *outs]
+            go, record, state = walk(cond, inputs, state)
+            records.append(record)
+        if any(records):
+            raise UnboundedLoopError(_unbounded(records))
+        if batched:
+            outs = [
+                _where(running, *pair) for pair in zip(outs, args[front:], strict=True)
+            ]
+            go = [running & again for again in go]
+        return [*map(_strong, go), *jax.tree.leaves(state), *outs]
+
+    def new_cond(*args: Any) -> Any:
+        inputs = [*args[:cond_consts], *args[cond_consts + front :]]
+        (go,) = args[:1] if rotated else compat.evaluate(cond, inputs)
+        return jnp.any(go) if batched else go
+
+    const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
+    avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
+    used = [] if rotated else const_avals[:cond_consts]
+    body_jaxpr, _, _ = compat.trace(new_body, [*const_avals, *avals], body)
+    cond_jaxpr, _, _ = compat.trace(new_cond, [*used, *avals], cond)
+    outs = compat.bind(
+        eqn,
+        [*consts[: len(used)], *consts, *first, *leaves, *carry],
+        cond_jaxpr=cond_jaxpr,
+        body_jaxpr=body_jaxpr,
+        cond_nconsts=len(used),
+        body_nconsts=len(consts),
+    )
+    state = state_tree.unflatten(outs[len(first) : front])
+    return outs[front:], record, state
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    """`x` in the lanes in which the condition holds, which are its first axes."""
+    inner = (1,) * (jnp.ndim(x) - jnp.ndim(condition))
+    return jnp.where(jnp.reshape(condition, condition.shape + inner), x, y)
+
+
+def _strong(x: Any) -> Any:
+    return jax.lax.convert_element_type(x, jnp.result_type(x))
+
+
+def _unbounded(records: Sequence[Record]) -> str:
+    places = {key: rows.source for record in records for key, rows in record.items()}
+    keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
+    return (
+        f"cannot stack {keys}: the `while_loop` around it has no static length. Give "
+        "`lox.spool` (or `logify.logify`) a `capacity=`, the most rows to keep; reduce "
+        'the key (`reduce="mean"`); or stream it with `lox.tap`.'
+    )
+
+
+def _rows_of_while(walk: Walk, eqn: Any) -> Record:
+    """The types of the rows, of which there may be any number."""
+    records = []
+    lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
+    for name in ("cond_jaxpr", "body_jaxpr"):
+        new, tree = walk.rebuilt(eqn.params[name], ())
+        record = _map(tree.unflatten(new.out_avals)[1], _stand_in)
+        for key, rows in record.items():
+            if rows.devices and lanes:
+                raise UnsupportedPrimitiveError(
+                    f"{key!r}, logged at {rows.source}, is in a `shard_map` in a "
+                    "`while_loop` that ends at different times in the lanes of a "
+                    "`vmap`, where it can be neither reduced nor kept. Use `lox.tap`."
+                )
+            rows = rows.with_mask().with_time()
+            record[key] = dataclasses.replace(rows, unbounded=True)
+        records.append(record)
+    return join(records)
+
+
+@rule("cond")
+def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    branches = eqn.params["branches"]
+    traced = [walk.rebuilt(branch, state) for branch in branches]
+    records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
+    alike = _alike(records)
+    if not alike:
+        traced = [
+            walk.rebuilt(
+                branch, state, _padded(walk, branch, i, records), key=(i, branches)
+            )
+            for i, branch in enumerate(branches)
+        ]
+    index, *operands = args
+    outs = compat.bind(
+        eqn,
+        [index, *jax.tree.leaves(state), *operands],
+        branches=tuple(new for new, _ in traced),
+    )
+    outs, record, state = traced[0][1].unflatten(outs)
+    return outs, of_any(record, records) if alike else record, state
+
+
+def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
+    def fun(state: State, *args: Any) -> Any:
+        outs, record, state = walk(branch, args, state)
+        others = [
+            record if j == i else _map(other, _stand_in)
+            for j, other in enumerate(records)
+        ]
+        return outs, unify(others)[i], state
+
+    return fun
+
+
+def _stand_in(rows: Rows) -> Rows:
+    """Rows of another branch, of which only the types matter."""
+    return rows.arrays(compat.zeros_of_aval)
+
+
+def _alike(records: Sequence[Record]) -> bool:
+    """Whether branches give the very same outputs, so that nothing needs a mask."""
+    first, *others = (outline(record, numbers=False) for record in records)
+    return all(other == first for other in others)
+
+
+@rule("shard_map")
+def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """Rows, and what belongs to keys, have a lane axis over the devices of the mesh."""
+    params = eqn.params
+    old = compat.close(params["jaxpr"])
+    mesh, axes = params["mesh"], compat.manual_axes(params)
+    order = tuple(name for name in mesh.axis_names if name in axes)
+    spec = jax.sharding.PartitionSpec
+    leaves, state_tree = jax.tree.flatten(state)
+    keyed = walk.collector.keyed(state)
+    state_specs = [spec(order) if own else spec() for own in keyed]
+
+    def body(leaves: list[Any], args: list[Any]) -> Any:
+        pairs = zip(leaves, keyed, strict=True)
+        leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
+        outs, record, new = walk(old, args, state_tree.unflatten(leaves))
+        record = _map(
+            record,
+            lambda rows: dataclasses.replace(
+                rows.arrays(lambda x: jnp.expand_dims(x, 0)),
+                lanes=rows.lanes + 1,
+                devices=True,
+            ),
+        )
+        pairs = zip(jax.tree.leaves(new), keyed, strict=True)
+        after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
+        return outs, record, after
+
+    outs, record, leaves = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(state_specs, list(params["in_specs"])),
+        out_specs=(
+            list(params["out_specs"]),
+            spec(order),
+            state_specs,
+        ),
+        axis_names=set(axes),
+        check_vma=params["check_vma"],
+    )(leaves, args)
+    # the device axis came out in front; rows have their time first
+    record = _map(
+        record,
+        lambda rows: (
+            rows.arrays(lambda x: jnp.moveaxis(x, 0, 1)) if rows.stacked else rows
+        ),
+    )
+    return outs, record, state_tree.unflatten(leaves)

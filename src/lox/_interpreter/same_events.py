@@ -1,0 +1,141 @@
+"""Whether two programs log the same values, as far as their equations tell.
+
+A derivative rule usually computes what its function computes, and logs it on the way.
+Then its events can stand for the function's. To be sure, every value is numbered by the
+operation and the numbers of its operands: two values with one number are equal.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from lox._events.event import Event
+from lox._events.primitive import log_p
+from lox._jax import compat
+
+from .walk import events_inside, events_of, without_events
+
+# what is as good as the equations inside
+_INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool:
+    """Whether two closed jaxprs, given the same first inputs, log the same.
+
+    Args:
+        first: a closed jaxpr; it may have more inputs.
+        second: another one.
+        wants: which of their events matter.
+    """
+
+    def chosen(closed: Any) -> set[Event]:
+        events = filter(wants, events_of(closed))
+        return {_free(event) for event in events if event.keys}
+
+    if chosen(first) != chosen(second):
+        return False
+    numbers = _Numbers()
+
+    def events(closed: Any) -> Hashable:
+        quiet = without_events(closed, lambda event: not wants(event))
+        return numbers.of_program(*compat.only_effects(quiet))
+
+    return events(first) == events(second)
+
+
+def _free(event: Event) -> Event:
+    """An event without what JAX's loops need of it (see `patches`)."""
+    return dataclasses.replace(event, anchors=0, site=0)
+
+
+class _Numbers:
+    """Numbers the values of programs; equal numbers are equal values."""
+
+    def __init__(self) -> None:
+        self._table: dict[Any, int] = {}
+
+    def of_program(self, jaxpr: Any, consts: Sequence[Any]) -> Hashable:
+        """The events of an open jaxpr and its results, by numbers.
+
+        Args:
+            jaxpr: the jaxpr.
+            consts: the values of its first inputs.
+        """
+        events: list[Any] = []
+        inputs = [("input", i) for i in range(len(jaxpr.invars) - len(consts))]
+        outs = self._evaluate(jaxpr, [*map(_constant, consts), *inputs], events)
+        return tuple(events), tuple(outs)
+
+    def _evaluate(
+        self, jaxpr: Any, inputs: Sequence[Hashable], events: list[Any]
+    ) -> list[Any]:
+        """The numbers of the results; adds the events, with those of their operands."""
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Any:
+            if isinstance(atom, compat.Literal):
+                return "literal", atom.aval, _constant(atom.val)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            ins = tuple(map(read, eqn.invars))
+            name = _INLINED.get(eqn.primitive.name)
+            outs: Sequence[Any] = []
+            if eqn.primitive is log_p:
+                event = eqn.params["event"]
+                if event.keys:
+                    events.append((_free(event), ins[: len(ins) - event.anchors]))
+            elif name is not None:
+                inner, consts = compat.constants_to_inputs(eqn.params[name])
+                outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)
+            else:
+                params = tuple(sorted(compat.comparable_params(eqn).items()))
+                key = (eqn.primitive, self._static(params), ins)
+                number = self._table.setdefault(key, len(self._table))
+                outs = [(number, i) for i in range(len(eqn.outvars))]
+                if events_inside(eqn):
+                    events.append(number)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    def _static(self, value: Any) -> Hashable:
+        """A parameter, in a form that is equal for equal ones."""
+        if isinstance(value, tuple | list):
+            return tuple(map(self._static, value))
+        if compat.is_jaxpr(value):
+            return self.of_program(*compat.constants_to_inputs(value))
+        return _constant(value)
+
+
+def _constant(value: Any) -> Hashable:
+    """A constant: equal numbers are the same, and so is an array with itself."""
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return type(value), value
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
+
+
+class _Identity:
+    """An object that is equal to itself alone; it is kept alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -1,0 +1,1 @@
+"""JAX's private and versioned side."""

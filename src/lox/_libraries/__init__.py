@@ -1,0 +1,1 @@
+"""Support for libraries, loaded only if they are imported."""

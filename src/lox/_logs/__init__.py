@@ -1,0 +1,1 @@
+"""`logdict`, and what it is made of."""

@@ -1,0 +1,226 @@
+"""What the records of one segment of a store mean.
+
+A schema is JSON and nothing but JSON: it names dtypes and describes structures, and
+reading one runs no code of whoever wrote it.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from lox._errors import StoreError
+
+from .format import leaf_order
+
+_MOST_BYTES = 2**31 - 1  # of a record, and a dimension: what NumPy's dtypes can say
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """One array of a record.
+
+    Attributes:
+        dtype: the name of its dtype, also of such as NumPy has no files for.
+        shape: its shape, with the lanes in front.
+        impl: for typed PRNG keys, their implementation; the column has their data.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    impl: str | None = None
+
+    @classmethod
+    def of(cls, rows: Any) -> "Column":
+        """The column for an array of rows."""
+        if jax.dtypes.issubdtype(rows.dtype, jax.dtypes.prng_key):
+            data = np.asarray(jax.random.key_data(rows))
+            impl = str(jax.random.key_impl(rows))
+            return cls(data.dtype.name, data.shape[1:], impl)
+        return cls(np.dtype(rows.dtype).name, tuple(rows.shape[1:]))
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype in the file; if NumPy has none, whole numbers as wide."""
+        dtype = _dtype(self.dtype)
+        if _extended(self.dtype) is not None:
+            return np.dtype(f"<u{dtype.itemsize}")
+        return dtype.newbyteorder("<")
+
+    def encode(self, rows: Any) -> Any:
+        if self.impl is not None:
+            rows = jax.random.key_data(rows)
+        array = np.asarray(rows)
+        if array.dtype == self.stored:
+            return array
+        if array.dtype.newbyteorder("<") == self.stored:
+            return array.astype(self.stored)
+        return array.view(self.stored)
+
+    def decode(self, rows: Any) -> Any:
+        dtype = _dtype(self.dtype)
+        array = rows if rows.dtype == dtype else rows.view(dtype)
+        if self.impl is None:
+            return array
+        try:
+            return jax.random.wrap_key_data(array, impl=self.impl)
+        except (TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.impl!r} keys of the shape {self.shape} are unknown here: "
+                f"{error}"
+            ) from None
+
+    def to_json(self) -> Any:
+        return [self.dtype, list(self.shape), self.impl]
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Column":
+        dtype, shape, impl = data
+        if _dtype(dtype).name != dtype:
+            raise StoreError(f"{dtype!r} is no name of a dtype")
+        if not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape):
+            raise StoreError(f"{shape!r:.80} is no shape of records")
+        if not (impl is None or type(impl) is str):
+            raise StoreError(f"{impl!r:.80} is no implementation of PRNG keys")
+        return cls(dtype, tuple(shape), impl)
+
+
+def _extended(name: str) -> Any:
+    """The type of that name that NumPy itself does not have, if there is one."""
+    found = getattr(ml_dtypes, name, None)
+    is_number = isinstance(found, type) and issubclass(found, np.generic)
+    return found if is_number else None
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if type(name) is not str:
+        raise StoreError(f"{name!r:.80} is no name of a dtype")
+    extended = _extended(name)
+    if extended is not None:
+        return np.dtype(extended)
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, SyntaxError, ValueError):
+        raise StoreError(f"{name!r:.80} is no dtype that is known here") from None
+    if dtype.kind not in "biufc":
+        raise StoreError(f"{name!r} is no dtype of numbers")
+    return dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeySchema:
+    """The part of a record that belongs to one key.
+
+    Attributes:
+        name: the key.
+        tree: its structure, as `describe_tree` gives it.
+        columns: its leaves.
+        outer: how many lane axes were in front of the time axis.
+        lanes: how many lane axes were behind it.
+        tags: those of the lines that logged it.
+    """
+
+    name: str
+    tree: str
+    columns: tuple[Column, ...]
+    outer: int
+    lanes: int
+    tags: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Any) -> "KeySchema":
+        name, tree, outer, lanes = (data[x] for x in ("name", "tree", "outer", "lanes"))
+        columns = tuple(map(Column.from_json, data["columns"]))
+        if type(name) is not str or type(tree) is not str:
+            raise StoreError(f"{name!r:.80} is no name of a key")
+        leaf_order(tree, len(columns))
+        if not all(type(n) is int and n >= 0 for n in (outer, lanes)) or not columns:
+            raise StoreError(f"{name!r:.80} has no lanes such as can be")
+        if any(len(c.shape) < outer + lanes + (c.impl is not None) for c in columns):
+            raise StoreError(f"{name!r:.80} has more lanes than axes")
+        tags = data.get("tags", [])
+        if type(tags) is not list or not all(type(tag) is str for tag in tags):
+            raise StoreError(f"{name!r:.80} has no tags such as can be")
+        return cls(name, tree, columns, outer, lanes, tuple(tags))
+
+    def to_json(self) -> Any:
+        return {
+            "name": self.name,
+            "tree": self.tree,
+            "outer": self.outer,
+            "lanes": self.lanes,
+            "columns": [column.to_json() for column in self.columns],
+            **({"tags": list(self.tags)} if self.tags else {}),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schema:
+    """A record: keys that were logged together, and their steps.
+
+    Attributes:
+        keys: the keys.
+        steps: the steps by name, each a column.
+        stacked: whether a single row of them has a time axis.
+        mask: which lanes happened, as a column; None if all did.
+    """
+
+    keys: tuple[KeySchema, ...]
+    steps: tuple[tuple[str, Column], ...]
+    stacked: bool
+    mask: Column | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        values = [column for key in self.keys for column in key.columns]
+        mask = [] if self.mask is None else [self.mask]
+        return [*values, *(column for _, column in self.steps), *mask]
+
+    def form(self, key: KeySchema) -> str:
+        """What all rows of a key must have in common."""
+        shapes = ", ".join(str(column.shape) for column in key.columns)
+        steps = ", ".join(sorted(name for name, _ in self.steps)) or "none"
+        lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
+        return f"the shape {shapes} (structure {key.tree}{lanes}; steps: {steps})"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the records."""
+        columns = self.columns
+        size = sum(math.prod(c.shape) * c.stored.itemsize for c in columns)
+        if size > _MOST_BYTES:
+            raise StoreError(
+                f"a record of {', '.join(key.name for key in self.keys):.80} has "
+                f"{size} bytes, and more than {_MOST_BYTES} cannot be stored. Save its "
+                "keys one by one."
+            )
+        fields = [(f"c{i}", c.stored, c.shape) for i, c in enumerate(columns)]
+        if size == 0:  # records of no bytes could not be counted
+            fields.append(("padding", np.dtype("u1"), ()))
+        return np.dtype(fields)
+
+    def to_json(self) -> Any:
+        return {
+            "keys": [key.to_json() for key in self.keys],
+            "steps": [[name, column.to_json()] for name, column in self.steps],
+            "stacked": self.stacked,
+            "mask": None if self.mask is None else self.mask.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Schema":
+        schema = cls(
+            keys=tuple(map(KeySchema.from_json, data["keys"])),
+            steps=tuple((str(n), Column.from_json(c)) for n, c in data["steps"]),
+            stacked=bool(data["stacked"]),
+            mask=None if data["mask"] is None else Column.from_json(data["mask"]),
+        )
+        axes = max((key.outer + key.lanes for key in schema.keys), default=0)
+        mask = [] if schema.mask is None else [schema.mask]
+        for column in (*(column for _, column in schema.steps), *mask):
+            if len(column.shape) < axes or column.impl is not None:
+                raise StoreError("its steps and its mask have other axes than its keys")
+        return schema

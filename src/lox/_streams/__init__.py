@@ -1,0 +1,1 @@
+"""What is carried through a program instead of its rows."""

@@ -1,0 +1,1 @@
+"""The transformations: `spool`, `tap`, `nolog`."""

@@ -1,0 +1,298 @@
+"""The arguments of a transformed function: which are traced, and which are static.
+
+As in `jax.jit`, arrays and numbers are traced by an eager call. Everything else is
+static: strings, functions, `None`, Python bools, and objects that are not pytrees.
+So are numbers in Equinox modules, as in `eqx.filter_jit`. Inside another trace, Python
+numbers are static as well: without lox, the function would see them as they are, too.
+"""
+
+import dataclasses
+import enum
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lox._errors import LoxTypeError
+
+# --- which types are traced --------------------------------------------------
+
+_NUMBERS = (int, float, complex)
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX makes an array of `x`."""
+    return isinstance(
+        x, jax.Array | np.ndarray | np.generic | bool | int | float | complex
+    ) or hasattr(x, "__jax_array__")
+
+
+def _is_traced(kind: type, numbers: bool) -> bool:
+    if issubclass(kind, bool | enum.Enum):
+        return False
+    if issubclass(kind, (*_NUMBERS, np.generic)):
+        return numbers
+    # tracers are instances of `jax.Array`, but no subclass of it before JAX 0.10
+    arrays = (jax.Array, jax.core.Tracer, np.ndarray)
+    return issubclass(kind, arrays) or hasattr(kind, "__jax_array__")
+
+
+class _Types(dict[type, bool]):
+    """Which types of leaves are traced, each found out once."""
+
+    def __init__(self, numbers: bool) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = found = _is_traced(kind, self._numbers)
+        return found
+
+
+_traced_types = {numbers: _Types(numbers) for numbers in (True, False)}
+
+
+def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> bool:
+    """Whether no argument has a static leaf.
+
+    Args:
+        args: the arguments.
+        kwargs: those with names.
+        numbers: whether Python's and NumPy's numbers are traced.
+    """
+    traced = _traced_types[numbers]
+    if not kwargs and all(map(traced.get, map(type, args))):
+        return True  # the common case: arguments that are arrays
+    kinds = set(map(type, jax.tree.leaves((args, kwargs))))
+    return all(traced[kind] for kind in kinds)
+
+
+# --- static arguments by position and name -----------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """Which arguments are static, as in `jax.jit`."""
+
+    argnums: tuple[int, ...] = ()
+    argnames: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, fun: Any, argnums: Any, argnames: Any) -> "Static":
+        """Both ways to name an argument, each made whole by the other, as JAX does."""
+        nums, names = _tuple(argnums), _tuple(argnames)
+        if not nums and not names:
+            return NO_STATIC
+        try:
+            parameters = inspect.signature(fun).parameters.values()
+        except (TypeError, ValueError):
+            return cls(nums, names)
+        positional = [
+            p.name
+            for p in parameters
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        nums = tuple(i + len(positional) if i < 0 else i for i in nums)
+        named = {positional[i] for i in nums if i < len(positional)}
+        indices = {positional.index(name) for name in names if name in positional}
+        return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
+
+    def after(self, count: int) -> "Static":
+        """The same for a function with so many more arguments in front."""
+        return Static(tuple(i + count for i in self.argnums), self.argnames)
+
+    def __bool__(self) -> bool:
+        return bool(self.argnums or self.argnames)
+
+    def hide(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with each static one as a single leaf that is not an array."""
+        if not self:
+            return args, kwargs
+        return (
+            tuple(_Hidden(x) if i in self.argnums else x for i, x in enumerate(args)),
+            {k: _Hidden(x) if k in self.argnames else x for k, x in kwargs.items()},
+        )
+
+    def traced(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments without the static ones."""
+        if not self:
+            return args, kwargs
+        return (
+            tuple(x for i, x in enumerate(args) if i not in self.argnums),
+            {k: x for k, x in kwargs.items() if k not in self.argnames},
+        )
+
+
+NO_STATIC = Static()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hidden:
+    """A static argument, compared by its value as `jax.jit` does."""
+
+    value: Any
+
+
+def revealed(leaf: Any) -> Any:
+    """A leaf of arguments that were hidden, as the function is to see it."""
+    return leaf.value if type(leaf) is _Hidden else leaf
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def hide_settings(tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False) -> Any:
+    """`tree` with the numbers in Equinox modules as leaves that are not arrays.
+
+    They are settings of the model, such as a rate of dropout, and no parameters. As
+    arrays they would be differentiated, and trained.
+    """
+    equinox = sys.modules.get("equinox")
+    module = getattr(equinox, "Module", None)
+    if module is None or not any(
+        map(_is_number, jax.tree.leaves(tree, is_leaf=is_leaf))
+    ):
+        return tree
+
+    def is_module(x: Any) -> bool:
+        return isinstance(x, module)
+
+    def hide(x: Any) -> Any:
+        if not is_module(x):
+            return x
+        return jax.tree.map(lambda leaf: _Hidden(leaf) if _is_number(leaf) else leaf, x)
+
+    return jax.tree.map(hide, tree, is_leaf=lambda x: is_module(x) or is_leaf(x))
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in _NUMBERS
+
+
+# --- static leaves -----------------------------------------------------------
+
+_ARRAY = object()
+
+
+class StaticLeaves:
+    """The arguments without their arrays: hashable, so that `jit` can compare them."""
+
+    def __init__(self, tree: Any, leaves: Sequence[Any]) -> None:
+        self._tree = tree
+        self._leaves = leaves
+        for leaf in map(revealed, leaves):
+            if leaf.__hash__ is None:
+                raise LoxTypeError(
+                    f"an argument holds {leaf!r} of type {type(leaf).__name__}, which "
+                    "is neither an array nor hashable. What is not an array is static, "
+                    "as in `jax.jit`, and must be hashable: pass a tuple or a "
+                    "frozenset."
+                )
+        self._hash = hash((tree, *leaves))
+        # an object that is compared by identity may have changed since
+        self._snapshots = [_snapshot(leaf) for leaf in leaves]
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        rest = iter(arrays)
+        leaves = [next(rest) if leaf is _ARRAY else leaf for leaf in self._leaves]
+        args, kwargs = jax.tree.unflatten(self._tree, map(revealed, leaves))
+        return args, kwargs
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, StaticLeaves)
+            and self._tree == other._tree
+            and all(map(_same, self._leaves, other._leaves))
+            and all(map(_same_snapshot, self._snapshots, other._snapshots))
+        )
+
+
+def split(
+    args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool
+) -> tuple[StaticLeaves, list[Any]]:
+    """The arguments as what is static of them, and the arrays."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    traced = _traced_types[numbers]
+    arrays = [leaf for leaf in leaves if traced[type(leaf)]]
+    rest = [_ARRAY if traced[type(leaf)] else leaf for leaf in leaves]
+    return StaticLeaves(tree, rest), arrays
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, float | complex | np.inexact):  # 0.0 is not -0.0, but NaN is NaN
+        return repr(x) == repr(y)
+    return bool(x == y)
+
+
+# --- objects that may change -------------------------------------------------
+
+_DEPTH = 4  # how far an object's attributes are followed
+
+
+def is_plain_object(x: Any) -> bool:
+    """Whether `x` is compared by identity and has attributes that may change."""
+    if isinstance(x, type | types.ModuleType | types.FunctionType):
+        return False
+    identity: Any = object.__hash__
+    return type(x).__hash__ is identity and hasattr(x, "__dict__")
+
+
+def _snapshot(x: Any, depth: int = _DEPTH) -> Any:
+    """What an object holds; None of what cannot change, or is compared by value."""
+    if depth == 0:
+        return None
+    if isinstance(x, dict):
+        return {key: (value, _snapshot(value, depth - 1)) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [(value, _snapshot(value, depth - 1)) for value in x]
+    return _snapshot(vars(x), depth) if is_plain_object(x) else None
+
+
+def _same_snapshot(x: Any, y: Any) -> bool:
+    if x is None or y is None:
+        return x is y
+    if len(x) != len(y):
+        return False
+    if isinstance(x, list):
+        return all(map(_same_item, x, y))
+    return x.keys() == y.keys() and all(_same_item(x[key], y[key]) for key in x)
+
+
+def _same_item(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
+    (x, inside_x), (y, inside_y) = first, second
+    if isinstance(x, dict | list | tuple) and type(x) is type(y):
+        return _same_snapshot(inside_x, inside_y)
+    if x is not y and not (
+        isinstance(x, bool | str | bytes | int | float | complex | np.generic)
+        and _same(x, y)
+    ):
+        return False
+    return _same_snapshot(inside_x, inside_y)
+
+
+def traced_attribute(x: Any) -> str | None:
+    """The name of an attribute of an object that is a traced value."""
+    if not is_plain_object(x):
+        return None
+    for name, value in vars(x).items():
+        if isinstance(value, jax.core.Tracer):
+            return name
+    return None

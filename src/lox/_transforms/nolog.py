@@ -1,0 +1,78 @@
+"""`lox.nolog`: the same function without its logs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+from lox._events.event import Event
+from lox._interpreter import custom_rules, rules  # noqa: F401  (registers the rules)
+from lox._interpreter.taker import is_outermost
+from lox._interpreter.walk import Remover, Walk
+
+from .arguments import Static
+from .transformed import INSIDE, OUTERMOST, Transformed, check_callable, compiled
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@overload
+def nolog(
+    fun: Callable[P, T], *, static_argnums: Any = None, static_argnames: Any = None
+) -> Callable[P, T]: ...
+
+
+@overload
+def nolog(
+    fun: None = None, *, static_argnums: Any = None, static_argnames: Any = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def nolog(
+    fun: Any = None, *, static_argnums: Any = None, static_argnames: Any = None
+) -> Any:
+    """Removes every `lox.log` from `fun`.
+
+    What is compiled is the program without logs.
+
+    Args:
+        fun: the function; without one, a decorator with these options is returned.
+        static_argnums: which arguments are static, as in `jax.jit`.
+        static_argnames: the same, by name.
+
+    Returns:
+        A function with the arguments and the result of `fun`.
+
+    Example:
+        >>> quiet = lox.nolog(lambda x: (lox.log({"x": x}), x + 1)[1])
+        >>> int(quiet(1))
+        2
+    """
+    if fun is None:
+        return lambda fun: nolog(
+            fun, static_argnums=static_argnums, static_argnames=static_argnames
+        )
+    check_callable(fun, "lox.nolog")
+    static = Static.of(fun, static_argnums, static_argnames)
+    inner, outer = (
+        compiled(fun, "nolog", lambda: (_evaluate, None), form, static)
+        for form in (INSIDE, OUTERMOST)
+    )
+    return _Nolog(fun, (inner, outer), static)
+
+
+class _Nolog(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inner, outer = self._forms
+        return (outer if is_outermost() else inner)(*args, **kwargs)[0]
+
+
+def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
+    outs, _, _ = Walk(Remover(_is_ours))(closed, args, ())
+    return outs, None
+
+
+def _is_ours(event: Event) -> bool:
+    return event.api == "lox"

@@ -1,0 +1,221 @@
+"""From a program to the runs of a logger: what it begins, writes and ends."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from lox._errors import LoxError, LoxValueError, LoxWarning
+from lox._events.event import Event
+from lox._host.callbacks import CallbackSink, callback_errors, each_lane, row_opener
+from lox._logs.logdict import logdict
+from lox._source import user_line
+from lox._transforms.run_keys import take_run, with_words, without_run
+
+from .config import whole_config
+from .exit import all_of
+from .open_runs import OpenRuns, Words, numbered
+
+
+class RunSink(CallbackSink):
+    """Takes what a program hands over, a lane at a time.
+
+    Args:
+        runs: those of the logger.
+        shared: how many devices hand it over, in no order; 0 if it is not so.
+    """
+
+    def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
+        super().__init__(lambda logs: self.take(logs["payload"], late=True))
+        self.runs = runs
+        self.shared = shared
+
+    def take(self, payload: Any, late: bool) -> None:
+        """Takes it from a program that has gone on (`late`), or waits."""
+        raise NotImplementedError
+
+    # the same program is compiled once, however often it is traced
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is type(self)
+            and other.runs is self.runs
+            and other.shared == self.shared
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(self.runs), self.shared))
+
+    def each(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Does something for every lane; one that is refused stops no other."""
+        for call in calls:
+            try:
+                call()
+            except (LoxError, LoxWarning) as error:
+                _refused(self, error)
+
+
+def _refused(sink: CallbackSink, error: Exception) -> None:
+    """Keeps an error for the barrier, which may be hours away, and tells of it."""
+    if callback_errors.keep_one(sink, error) and isinstance(error, LoxError):
+        with contextlib.suppress(Exception):  # an error to the user; it is kept
+            warnings.warn_explicit(str(error), LoxWarning, *user_line())
+
+
+class TapSink(CallbackSink):
+    """Takes events that know their run; one that is refused stops no other."""
+
+    def __init__(self, runs: OpenRuns | None) -> None:
+        super().__init__(self._write)
+        self._runs = runs
+        # whether the program logs without order, and because of several devices
+        self._unordered = self._devices = False
+
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        # a program that is compiled is about to run, and may log without order
+        self._unordered |= not event.ordered or event.per_device
+        self._devices |= event.per_device
+        if self._runs is not None:
+            self._tell(self._runs)
+        return super().receiver(event)
+
+    def _tell(self, runs: OpenRuns) -> None:
+        runs.logger._unordered |= self._unordered
+        runs.logger._devices |= self._devices
+
+    def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
+        if event.masked or event.buffered:
+            apart, operands_of = with_words(event)
+            take_apart = super()._taker(apart)
+            return lambda operands: take_apart(operands_of(operands))
+        # most events: the words are the last operand, and no step of the logs
+        open_row = row_opener(replace(without_run(event), lanes=0))
+        write, lanes = self._write_to, event.lanes
+
+        def take(operands: Sequence[Any]) -> None:
+            for row in each_lane(operands, lanes) if lanes else (operands,):
+                write(tuple(row[-1].tolist()), open_row(row))
+
+        return take
+
+    def _write(self, logs: logdict) -> None:
+        self._write_to(*take_run(logs))
+
+    def _write_to(self, words: Words, logs: logdict) -> None:
+        assert self._runs is not None
+        self._write_to_runs(self._runs, words, logs)
+
+    def _write_to_runs(self, runs: OpenRuns, words: Words, logs: logdict) -> None:
+        try:
+            runs.write(words, logs)
+        except (LoxError, LoxWarning) as error:
+            _refused(self, error)
+
+
+class SharedTapSink(TapSink):
+    """The sink of a program that several loggers use, one after the other.
+
+    The last word of each run says which logger it belongs to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _write_to(self, words: Words, logs: logdict) -> None:
+        *own, number = words
+        runs = numbered.get(number)
+        if runs is None:  # all of its runs are finished, and the call was interrupted
+            return
+        if self._unordered:
+            self._tell(runs)
+        self._write_to_runs(runs, tuple(own), logs)
+
+
+def with_number(words: Any, runs: OpenRuns) -> Any:
+    """The words of runs, with one more that says which logger they belong to."""
+    on_host = jax.device_get(words)
+    number = np.full((*on_host.shape[:-1], 1), runs.number, on_host.dtype)
+    return jax.device_put(np.concatenate([on_host, number], -1))
+
+
+class Opens(RunSink):
+    """Begins runs.
+
+    Args:
+        runs: those of the logger.
+        shared: as for all.
+        config: what the runs were made with, but for what comes with them.
+    """
+
+    def __init__(self, runs: OpenRuns, shared: int = 0, config: str = "{}") -> None:
+        super().__init__(runs, shared)
+        self._config = config
+
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        self.runs.logger._opens_inside = True
+        return super().receiver(event)
+
+    def take(self, payload: Any, late: bool) -> None:
+        words, values = payload
+        config = whole_config(self._config, values)
+        runs = each_run(words)
+        if late:
+            self.each(partial(self.open, one, late, config) for one in runs)
+            return
+        for one in runs:
+            self.runs.check(one)
+        for one in runs:
+            self.open(one, late, config)
+
+    def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
+        self.runs.open(words, self.shared, late, config)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Opens) and other._config == self._config
+        return same and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self._config))
+
+
+class Closes(RunSink):
+    def take(self, payload: Any, late: bool) -> None:
+        later = late and (self.shared or self.runs.logger._unordered)
+        close = self.runs.close_late if later else self.runs.close
+        closes = [partial(close, words) for words in each_run(payload)]
+        all_of([*closes, self.runs.logger._wait])
+
+
+class Writes(RunSink):
+    def take(self, payload: Any, late: bool) -> None:
+        words, logs = payload
+        if not late:
+            self._write(words, logs, late)
+            return
+        self.each([partial(self._write, words, logs, late)])
+
+    def _write(self, words: Any, logs: logdict, late: bool) -> None:
+        if np.ndim(words) == 1:
+            happened = logs.compact()
+            if happened:
+                self.runs.write(tuple(map(int, words)), happened, late)
+            return
+        if not logs.compact():
+            return
+        lanes = logs.lanes()
+        if len(lanes) != len(words):
+            raise LoxValueError(
+                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs. "
+                "Call it under `jax.vmap`, a lane with its own state."
+            )
+        pairs = zip(words, lanes, strict=True)
+        all_of(partial(self._write, one, lane, late) for one, lane in pairs)
+
+
+def each_run(words: Any) -> list[Words]:
+    flat = np.reshape(words, (-1, np.shape(words)[-1]))
+    return [tuple(map(int, one)) for one in flat]

@@ -1,0 +1,50 @@
+"""What a backend does not take, kept on disk."""
+
+import pathlib
+import time
+from typing import Any
+
+from lox._errors import LoxError, StoreError
+from lox._logs.logdict import logdict
+from lox._store.writer import Writer
+from lox._transforms.saving import open_run, run_name
+
+UNSENT = pathlib.Path(".lox") / "unsent"
+
+
+class Unsent:
+    """The logs of a run that could not be sent; of no other logger or day.
+
+    Args:
+        name: of the logger.
+        words: those of the run's key.
+        config: what the run was made with.
+    """
+
+    def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
+        self._name = f"{name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self._words = words
+        self._config = config
+        self._writer = self._new_writer()
+
+    def _new_writer(self) -> Writer:
+        number = 0
+        while True:
+            path = UNSENT / (f"{self._name}-{number}" if number else self._name)
+            try:
+                return open_run(path, "x", self._words, self._config)
+            except StoreError:
+                if not path.exists():
+                    raise
+                number += 1
+
+    def write(self, logs: logdict) -> None:
+        try:
+            self._writer.write(logs)
+        except LoxError:  # which one run cannot have together with those before
+            self._writer.close()
+            self._writer = self._new_writer()
+            self._writer.write(logs)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,1 @@
+"""Loggers for experiment trackers."""
