@@ -11,8 +11,8 @@ from jax import lax
 
 import lox
 import lox.loggers
+from lox._store.creating import create_run
 from lox._store.writer import Writer
-from lox._transforms.saving import create_run
 
 from .figure import Figure
 from .interleaved import best_times

@@ -290,7 +290,7 @@ def test_one_key_in_two_shapes_is_explained(tmp_path):
         lox.save(lox.logdict({"x": 1.0}, {"step": {"x": 1}}), tmp_path / "run")
     assert lox.load(tmp_path / "run") == {"x": 1.0}
     # of another process, it is found when it is loaded
-    lox._transforms.saving._writers.close()
+    lox._store.open_writers.open_writers.close()
     lox.save({"x": jnp.ones(3), "y": 2.0}, tmp_path / "run")
     with pytest.raises(lox.StoreError, match=r"'x' was written in two forms"):
         lox.load(tmp_path / "run")

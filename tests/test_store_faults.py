@@ -30,8 +30,8 @@ from jax import lax
 import lox
 import lox.loggers
 from lox._store import format as store_format
+from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
-from lox._transforms.saving import create_run, open_run
 
 SEED = 20240229
 GOLDEN = pathlib.Path(__file__).parent / "data" / "store-v1"

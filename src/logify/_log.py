@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import lox
+import lox._runtime
 from lox._errors import LoxTypeError
 from lox._events.event import Event
 from lox._events.log import arrays_of, numbers_of

@@ -5,6 +5,10 @@ differentiated code, and decide outside what happens to it: `lox.spool` returns 
 beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import _old_pickles as _old_pickles
 from ._errors import (
     DtypeError as DtypeError,
     LoxError as LoxError,
@@ -19,23 +23,40 @@ from ._errors import (
     UnboundedLoopError as UnboundedLoopError,
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
-from ._events.log import log as log
-from ._interpreter import (
-    derivatives as derivatives,
-    foreign as foreign,
-    library_loops as library_loops,
-    linen as linen,
-    patches as patches,
-)
-from ._logs.logdict import logdict as logdict
-from ._reduce.reductions import Reduction as Reduction
 from ._settings import set_default as set_default
-from ._transforms.nolog import nolog as nolog
-from ._transforms.saving import load as load, runs as runs, save as save
-from ._transforms.spool import spool as spool
-from ._transforms.tap import tap as tap
+from ._version import __version__ as __version__
 
-# loggers build on all of the above; what they need else is imported when they are made
-from . import loggers as loggers, neptune as neptune, wandb as wandb  # isort: skip
+if TYPE_CHECKING:
+    from . import loggers as loggers, neptune as neptune, wandb as wandb
+    from ._logs.logdict import logdict as logdict
+    from ._reduce.reductions import Reduction as Reduction
+    from ._runtime import (
+        log as log,
+        nolog as nolog,
+        save as save,
+        spool as spool,
+        tap as tap,
+    )
+    from ._store.runs import load as load, runs as runs
+else:
+    # Names are loaded at their first use, so that stores can be read without JAX.
+    _MODULE_OF = {
+        "logdict": "_logs.logdict",
+        "Reduction": "_reduce.reductions",
+        "load": "_store.runs",
+        "runs": "_store.runs",
+        **dict.fromkeys(("log", "nolog", "save", "spool", "tap"), "_runtime"),
+    }
+    _SUBMODULES = ("loggers", "neptune", "wandb")
 
-__version__ = "0.1.0"
+    def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        found = globals()[name] = getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULE_OF, *_SUBMODULES})

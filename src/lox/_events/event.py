@@ -17,11 +17,18 @@ class Sink(Protocol):
         """What a program is to call with the operands of an event, in NumPy."""
         ...
 
-    def deliverer(
-        self, event: "Event"
-    ) -> Callable[[Sequence[Any]], BaseException | None]:
-        """The same for an eager event; it gives an interrupt, if there was one."""
+    def deliver(self, event: "Event", operands: Sequence[Any]) -> None:
+        """Delivers an eager event, and raises what its callback raised."""
         ...
+
+
+class _Default:
+    """Where events go that no transformation has taken; the host side sets it."""
+
+    sink: Sink
+
+
+default = _Default()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lox._arrays import is_array
 from lox._errors import LoxTypeError, RangeError, StepError, describe
 from lox._jax import compat
 from lox._jax.numbers import lost_by, number_of, rounds
@@ -14,7 +15,6 @@ from lox._libraries.nnx import as_arrays
 from lox._logs.logdict import RESERVED, logdict, reserved_step
 from lox._reduce import reductions
 from lox._source import Source, user_source
-from lox._transforms.arguments import is_array
 
 from .event import Event
 from .not_traced import check_host_function, may_run_early

@@ -19,11 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import LoxWarning, UnsupportedPrimitiveError
-from lox._host import signals
-from lox._host.callbacks import callback_errors, default_sink
 from lox._jax import compat
 
-from .event import Event
+from .event import Event, default
 from .not_traced import check_early
 
 
@@ -80,13 +78,7 @@ def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
 def _impl(*operands: Any, event: Event) -> list[Any]:
     if not event.quiet:
         real = operands[: len(operands) - event.anchors]
-        sink = event.sink or default_sink
-        on_host = list(map(to_host, real))
-        deliver = sink.deliverer(event)
-        interrupt = signals.uninterrupted(lambda: deliver(on_host))
-        if interrupt is not None:
-            raise interrupt
-        callback_errors.raise_of(sink)
+        (event.sink or default.sink).deliver(event, list(map(to_host, real)))
     return []
 
 
@@ -106,7 +98,7 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
         return []
     if event.early and event.sink is None:
         check_early(event.keys, event.source)
-    sink = event.sink or default_sink
+    sink = event.sink or default.sink
     count = len(operands) - event.anchors
     operands = operands[:count]
     avals = [compat.physical_aval(aval) for aval in ctx.avals_in[:count]]

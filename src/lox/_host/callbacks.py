@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lox._events.event import Event, Operands
+from lox._events.event import Event, Operands, default
 from lox._jax import compat
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import logdict
@@ -94,7 +94,7 @@ class CallbackSink:
 
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
         """What a program calls with the operands of an event, each time it comes by."""
-        deliver = self.deliverer(event)
+        deliver = self._deliverer(event)
         stoppable = event.devices == 1
         self.unstoppable |= not stoppable
         waiting = signals.waiting
@@ -122,7 +122,15 @@ class CallbackSink:
 
         return receive
 
-    def deliverer(
+    def deliver(self, event: Event, operands: Sequence[Any]) -> None:
+        """Delivers an eager event, and raises what its callback raised."""
+        deliver = self._deliverer(event)
+        interrupt = signals.uninterrupted(lambda: deliver(operands))
+        if interrupt is not None:
+            raise interrupt
+        callback_errors.raise_of(self)
+
+    def _deliverer(
         self, event: Event
     ) -> Callable[[Sequence[Any]], BaseException | None]:
         """Delivers the operands of an event, and gives an interrupt that came with it.
@@ -174,7 +182,7 @@ class _DefaultSink(CallbackSink):
         super().__init__(lambda logs: default_handler()(logs))
 
 
-default_sink = _DefaultSink()
+default.sink = _DefaultSink()
 
 
 def _lanes_opener(

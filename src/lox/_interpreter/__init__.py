@@ -1,1 +1,11 @@
-"""The traversal of programs that log."""
+"""The traversal of programs that log, and its rules, which register themselves."""
+
+from . import (
+    custom_rules as custom_rules,
+    derivatives as derivatives,
+    foreign as foreign,
+    library_loops as library_loops,
+    linen as linen,
+    patches as patches,
+    rules as rules,
+)

@@ -227,6 +227,12 @@ def lost_by(x: Any) -> Any:
     return None
 
 
+def as_jax_would(number: Any) -> Any:
+    """A Python number as NumPy, with the dtype that JAX would give it if it held it."""
+    kept = lost_by(number) is None
+    return np.asarray(number, jnp.result_type(number) if kept else None)
+
+
 def rounds(x: Any) -> bool:
     """Whether JAX would change anything in a NumPy array, be it a last digit."""
     if not _is_plain(x.dtype):

@@ -5,9 +5,9 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
+from lox._arrays import leaves_with_names
 from lox._errors import LoxValueError
 
 from .formatting import format_value
@@ -33,9 +33,9 @@ def _columns(logs: "logdict") -> dict[str, tuple[np.ndarray[Any, Any], int, Any]
     columns: dict[str, tuple[np.ndarray[Any, Any], int, Any]] = {}
     for key, value in logs.items():
         info = logs._info_for(key)
-        paths = jax.tree_util.tree_flatten_with_path(value)[0]
+        paths = leaves_with_names(value)
         for (path, leaf), own in zip(paths, info.ndims, strict=True):
-            name = key + jax.tree_util.keystr(path)
+            name = key + path
             columns[name] = (np.asarray(leaf), own, (key, info))
     return columns
 

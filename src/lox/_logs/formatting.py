@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
-from lox._jax import compat
+from lox._arrays import imported_jax, is_jax_array, is_tracer, is_typed_key, to_numpy
 
 # Longer arrays show their first and last few elements, as NumPy does.
 _MOST = 20
@@ -27,14 +26,14 @@ def format_value(value: Any) -> str:
             return f"[{inside}]"
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Masked):
-        if isinstance(value.array, jax.core.Tracer):
+        if is_tracer(value.array):
             return format_value(value.array)
-        return _format_array(value.array, compat.to_numpy(value.mask))
-    if isinstance(value, jax.core.Tracer):
-        return jax.typeof(value).str_short()
+        return _format_array(value.array, to_numpy(value.mask))
+    if is_tracer(value):
+        return imported_jax().typeof(value).str_short()
     if isinstance(value, np.generic):  # the fast way for what a callback gets
         return str(value)
-    if isinstance(value, np.ndarray | jax.Array):
+    if isinstance(value, np.ndarray) or is_jax_array(value):
         return _format_array(value)
     return repr(value)
 
@@ -48,13 +47,13 @@ class Masked:
 
 
 def _format_array(array: Any, mask: Any = None) -> str:
-    if isinstance(array, jax.Array):
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-            data = compat.to_numpy(jax.random.key_data(array))
+    if is_jax_array(array):
+        if is_typed_key(array):
+            data = to_numpy(imported_jax().random.key_data(array))
             return f"{array.dtype}({_format_array(data, mask)})"
         if not array.is_fully_addressable:
-            return jax.typeof(array).str_short()
-        array = compat.to_numpy(array)
+            return imported_jax().typeof(array).str_short()
+        array = to_numpy(array)
     return _format_rows(array, _EDGE if array.size > _MOST else None, mask)
 
 

@@ -4,15 +4,21 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from lox._arrays import (
+    flatten,
+    imported_jax,
+    is_jax_array,
+    is_tracer,
+    is_typed_key,
+    leaves_of,
+    namespace,
+    structure_of,
+    to_numpy,
+)
 from lox._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
-from lox._jax import compat
-from lox._jax.numbers import lost_by
 from lox._reduce import reductions
-from lox._reduce.custom import fold_stacked
 
 
 class KeyInfo(NamedTuple):
@@ -55,7 +61,7 @@ def all_tags(tags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def info_of(value: Any, stacked: bool, key: str = "") -> KeyInfo:
-    ndims = tuple(np.ndim(leaf) - stacked for leaf in jax.tree.leaves(value))
+    ndims = tuple(np.ndim(leaf) - stacked for leaf in leaves_of(value))
     if any(ndim < 0 for ndim in ndims):
         raise LoxValueError(
             f"{key!r} is to be stacked, but holds a number without a time axis. A list "
@@ -76,7 +82,7 @@ class Key(NamedTuple):
 
     def arrays(self, change: Callable[[Any, int], Any]) -> "Key":
         """Changes every array, given the axis at which its time is or would be."""
-        leaves, tree = jax.tree.flatten(self.value)
+        leaves, tree = flatten(self.value)
         pairs = zip(leaves, self.info.ndims, strict=True)
         value = tree.unflatten(
             [change(leaf, self.info.time_axis(leaf, own)) for leaf, own in pairs]
@@ -99,14 +105,14 @@ class Key(NamedTuple):
     def length(self) -> int:
         if not self.info.stacked:
             return 1
-        leaf = jax.tree.leaves(self.value)[0]
+        leaf = leaves_of(self.value)[0]
         return np.shape(leaf)[self.info.time_axis(leaf, self.info.ndims[0])]
 
     def then(self, name: str, other: "Key") -> "Key":
         first, second = self.stacked(), other.stacked()
         tree, other_tree = (
-            jax.tree.structure(first.value),
-            jax.tree.structure(second.value),
+            structure_of(first.value),
+            structure_of(second.value),
         )
         tags = all_tags([first.info.tags, second.info.tags])
         info = first.info._replace(tags=tags)
@@ -127,8 +133,8 @@ class Key(NamedTuple):
         joined = [
             _concatenate(name, a, b, first.info.time_axis(a, own))
             for a, b, own in zip(
-                jax.tree.leaves(first.value),
-                jax.tree.leaves(second.value),
+                leaves_of(first.value),
+                leaves_of(second.value),
                 first.info.ndims,
                 strict=True,
             )
@@ -148,9 +154,9 @@ class Key(NamedTuple):
     def _masked(self) -> "Key":
         if self.mask is not None:
             return self
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         shape = np.shape(leaf)[: np.ndim(leaf) - own]
-        return self._replace(mask=_module(leaf).ones(shape, dtype=bool))
+        return self._replace(mask=namespace(leaf).ones(shape, dtype=bool))
 
     def reduced(self, key: str, name: Any) -> "Key":
         if name is None:
@@ -161,7 +167,7 @@ class Key(NamedTuple):
         info = rows.info
         if isinstance(name, reductions.Reduction):
             return rows._folded(key, name)
-        leaves, tree = jax.tree.flatten(rows.value)
+        leaves, tree = flatten(rows.value)
         reduced = []
         for leaf, own in zip(leaves, info.ndims, strict=True):
             mask = rows.mask
@@ -176,7 +182,7 @@ class Key(NamedTuple):
                 raise LoxValueError(f"cannot reduce {key!r}: {error}.") from None
         ndims = info.ndims
         if name == "count":  # one number for the whole value
-            reduced, ndims, tree = reduced[:1], (0,), jax.tree.structure(0)
+            reduced, ndims, tree = reduced[:1], (0,), structure_of(0)
         steps = rows._picked_steps("first" if name == "first" else "last")
         info = info._replace(stacked=False, ndims=ndims)
         value = tree.unflatten(reduced)
@@ -199,14 +205,17 @@ class Key(NamedTuple):
 
     def _folded(self, key: str, reduction: "reductions.Reduction") -> "Key":
         """Reduced by a reduction of the user's."""
-        leaves, tree = jax.tree.flatten(self.value)
+        leaves, tree = flatten(self.value)
         outer = self.info.time_axis(leaves[0], self.info.ndims[0])
-        on_host = not any(isinstance(leaf, jax.Array) for leaf in leaves)
-        time_first = self.arrays(lambda x, axis: _module(x).moveaxis(x, axis, 0))
+        # the user's functions compute with `jax.numpy`
+        from lox._reduce.custom import fold_stacked
+
+        on_host = not any(map(is_jax_array, leaves))
+        time_first = self.arrays(lambda x, axis: namespace(x).moveaxis(x, axis, 0))
         reduced, tree = fold_stacked(
             reduction,
             tree,
-            jax.tree.leaves(time_first.value),
+            leaves_of(time_first.value),
             outer + self.info.lanes,
             time_first.mask,
             key,
@@ -225,15 +234,11 @@ class Key(NamedTuple):
 
     def plain(self) -> "Key":
         """The same with PRNG keys as their data, which have one axis more."""
-        leaves, tree = jax.tree.flatten(self.value)
-        typed = [
-            jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended)
-            for leaf in leaves
-        ]
-        if not any(typed):
+        leaves, tree = flatten(self.value)
+        if not any(map(is_typed_key, leaves)):
             return self
-        pairs = list(zip(leaves, typed, strict=True))
-        data = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in pairs]
+        random = imported_jax().random
+        data = [random.key_data(x) if is_typed_key(x) else x for x in leaves]
         more = [
             np.ndim(new) - np.ndim(old) for new, old in zip(data, leaves, strict=True)
         ]
@@ -244,12 +249,12 @@ class Key(NamedTuple):
     def compacted(self) -> "Key | None":
         if self.mask is None:
             return self
-        if isinstance(self.mask, jax.core.Tracer):
+        if is_tracer(self.mask):
             raise LoxTypeError(
                 "`compact` needs values, since its shapes depend on them; call it "
                 "outside `jax.jit`."
             )
-        mask = compat.to_numpy(self.mask)
+        mask = to_numpy(self.mask)
         axis = self.info.time_axis(self.mask, 0)
         if not self.info.stacked:
             if not mask.any():
@@ -268,11 +273,11 @@ class Key(NamedTuple):
 
     def outer_lanes(self) -> int:
         """How many lane axes a `vmap` around the transformation put in front."""
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         return self.info.time_axis(leaf, own)
 
     def lane_count(self) -> int | None:
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         outer = self.info.time_axis(leaf, own)
         if outer > 0:
             return np.shape(leaf)[0]
@@ -286,7 +291,7 @@ class Key(NamedTuple):
         key = self
         if self.dropped is not None:
             key = self._replace(dropped=_index(self.dropped, i, 0))
-        leaf, own = jax.tree.leaves(self.value)[0], self.info.ndims[0]
+        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         if self.info.time_axis(leaf, own) > 0:
             return key.arrays(lambda array, axis: _index(array, i, 0))
         stacked = self.info.stacked
@@ -312,27 +317,31 @@ def sliced(name: str, key: Key, index: Any) -> Key | None:
     return new._replace(info=key.info._replace(stacked=False))
 
 
-def _module(array: Any) -> Any:
-    return jnp if isinstance(array, jax.Array) else np
-
-
 def _with_time(array: Any, axis: int) -> Any:
     if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
-        kept = lost_by(array) is None  # or else JAX would not take it
-        array = np.asarray(array, jnp.result_type(array) if kept else None)
-    return _module(array).expand_dims(array, axis)
+        from lox._jax.numbers import as_jax_would
+
+        array = as_jax_would(array)
+    return namespace(array).expand_dims(array, axis)
 
 
 def _index(array: Any, i: int, axis: int) -> Any:
-    if compat.is_split(jax.typeof(array)) and isinstance(array, jax.Array):
-        return _take(array, i, axis)  # JAX does not index axes that are split
+    if is_jax_array(array):
+        from lox._jax import compat
+
+        if compat.is_split(imported_jax().typeof(array)):
+            return _take(array, i, axis)  # JAX does not index axes that are split
     return _at(array, i, axis)
 
 
 def _at(array: Any, index: Any, axis: int) -> Any:
+    place = (slice(None),) * axis + (index,)
+    if not is_jax_array(array):
+        return array[place]
     try:
-        return array[(slice(None),) * axis + (index,)]
-    except jax.errors.JaxRuntimeError:  # of a `transfer_guard`: JAX transfers indices
+        return array[place]
+    except imported_jax().errors.JaxRuntimeError:
+        # of a `transfer_guard`: JAX transfers indices
         length = array.shape[axis]
         rows = np.arange(length)[index]
         return _take(array, rows, axis)
@@ -340,13 +349,13 @@ def _at(array: Any, index: Any, axis: int) -> Any:
 
 def _take(array: Any, indices: Any, axis: int) -> Any:
     """Rows of a concrete array; by NumPy, since JAX would compile for each length."""
-    if not isinstance(array, jax.Array):
+    if not is_jax_array(array):
         return np.take(array, indices, axis=axis)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return jnp.take(array, indices, axis=axis)
+    if is_typed_key(array):
+        return namespace(array).take(array, indices, axis=axis)
     # named as transfers, since a user may have forbidden all others
-    taken = compat.to_numpy(array).take(indices, axis=axis)
-    return jax.device_put(taken)
+    taken = to_numpy(array).take(indices, axis=axis)
+    return imported_jax().device_put(taken)
 
 
 def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
@@ -364,13 +373,13 @@ def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
             f"cannot join the logs of {name!r}: {dtypes[0]} and {dtypes[1]}. Convert "
             "one of them, or give it a `prefix`."
         )
-    on_device = isinstance(first, jax.Array) or isinstance(second, jax.Array)
-    return (jnp if on_device else np).concatenate([first, second], axis=axis)
+    on_device = first if is_jax_array(first) else second
+    return namespace(on_device).concatenate([first, second], axis=axis)
 
 
 def equal(first: Any, second: Any) -> bool:
-    leaves, tree = jax.tree.flatten(first)
-    others, other_tree = jax.tree.flatten(second)
+    leaves, tree = flatten(first)
+    others, other_tree = flatten(second)
     if tree != other_tree:
         return False
     pairs = zip(leaves, others, strict=True)
@@ -380,4 +389,4 @@ def equal(first: Any, second: Any) -> bool:
 def _array_equal(first: Any, second: Any) -> Any:
     if np.shape(first) != np.shape(second):
         return False
-    return _module(first).all(first == second)
+    return namespace(first).all(first == second)

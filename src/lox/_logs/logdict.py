@@ -2,16 +2,23 @@
 
 import functools
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 
+from lox._arrays import (
+    is_jax_array,
+    is_tracer,
+    is_typed_key,
+    leaves_of,
+    map_leaves,
+    to_numpy,
+)
 from lox._errors import LoxKeyError, LoxTypeError, LoxValueError, LoxWarning, StepError
-from lox._jax import compat
+from lox._imports import when_imported
 from lox._patterns import matches
 from lox._reduce import reductions
 from lox._source import user_line
@@ -141,8 +148,8 @@ class logdict(dict[str, Any]):
         self._info, self._mask, self._steps, self._dropped = {}, {}, {}, {}
 
     def _same_axes(self, key: str, value: Any) -> bool:
-        old = jax.tree.leaves(self[key])
-        new = jax.tree.leaves(value)
+        old = leaves_of(self[key])
+        new = leaves_of(value)
         return [np.ndim(leaf) for leaf in old] == [np.ndim(leaf) for leaf in new]
 
     def __eq__(self, other: object) -> bool:
@@ -167,7 +174,7 @@ class logdict(dict[str, Any]):
         """The values, as they print."""
         shown = dict(self)
         for key, mask in self.mask.items():
-            shown[key] = jax.tree.map(lambda x, m=mask: Masked(x, m), shown[key])
+            shown[key] = map_leaves(functools.partial(Masked, mask=mask), shown[key])
         return shown
 
     __str__ = __repr__
@@ -179,8 +186,23 @@ class logdict(dict[str, Any]):
         return logdict(self)
 
     def __reduce__(self) -> Any:
-        parts = dict(self), self.steps, dict(self._mask), self._infos()
-        return _rebuild, (*parts, dict(self._dropped))
+        # By public names and plain tuples alone, so that files outlive changes of ours.
+        infos = {key: tuple(info) for key, info in self._infos().items()}
+        parts = dict(self), self.steps, dict(self._mask), infos, dict(self._dropped)
+        return logdict._from_pickle, parts
+
+    @classmethod
+    def _from_pickle(
+        cls,
+        data: dict[str, Any],
+        steps: dict[str, dict[str, Any]],
+        mask: dict[str, Any],
+        infos: dict[str, tuple[Any, ...]],
+        dropped: dict[str, Any],
+    ) -> "logdict":
+        """What `pickle` calls; its name and arguments are part of every such file."""
+        info = {key: KeyInfo(*parts) for key, parts in infos.items()}
+        return cls._of(data, steps, mask, info, dropped)
 
     def _infos(self) -> dict[str, KeyInfo]:
         return {key: self._info_for(key) for key in self}
@@ -396,15 +418,20 @@ class logdict(dict[str, Any]):
 
         Keys with the same steps come in the same rows; each such group comes in order.
         """
-        compact = jax.tree.map(_to_host, self.compact())
+        compact = self.compact()._on_host()
         for keys, length in compact._groups():
             chosen = compact._with((key, compact._key(key)) for key in keys)
             for i in range(length):
                 yield chosen.slice[i]
 
+    def _on_host(self) -> "logdict":
+        return self._with(
+            (key, self._key(key).arrays(lambda x, axis: _to_host(x))) for key in self
+        )
+
     def _plain(self) -> "logdict":
         """The same with PRNG keys as their data, as which they leave a program."""
-        if not any(isinstance(x, jax.Array) for x in jax.tree.leaves(dict(self))):
+        if not any(map(is_jax_array, leaves_of(dict(self)))):
             return self
         return self._with((key, self._key(key).plain()) for key in self)
 
@@ -437,7 +464,7 @@ class logdict(dict[str, Any]):
         return logs
 
     def _warn_of_dropped(self) -> None:
-        lost = {key: compat.to_numpy(number) for key, number in self.dropped.items()}
+        lost = {key: to_numpy(number) for key, number in self.dropped.items()}
         for key, number in lost.items():
             if not number.any():
                 continue
@@ -515,10 +542,9 @@ class _Slicer:
 
 def _to_host(x: Any) -> Any:
     """NumPy, if it can be: indexing rows of it is a hundred times faster."""
-    is_plain = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    if is_plain and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return compat.to_numpy(x)
-    return x
+    if not is_jax_array(x) or is_tracer(x) or is_typed_key(x):
+        return x
+    return to_numpy(x)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -537,109 +563,6 @@ def _less(of: dict[str, Any], key: str) -> dict[str, Any]:
     return {k: value for k, value in of.items() if k != key} if key in of else of
 
 
-def _rebuild(
-    data: dict[str, Any],
-    steps: dict[str, dict[str, Any]],
-    mask: dict[str, Any],
-    info: dict[str, KeyInfo],
-    dropped: dict[str, Any] | None = None,
-) -> logdict:
-    return logdict._of(data, steps, mask, info, dropped)
-
-
-# --- as a pytree -------------------------------------------------------------
-
-
-_new, _update = dict.__new__, dict.update
-_NOTHING: dict[str, Any] = {}
-
-
-class _Layout(tuple[Any, ...]):
-    """All of a logdict but its arrays; a tuple, which JAX compares at no cost."""
-
-    @functools.cached_property
-    def info(self) -> dict[str, KeyInfo]:
-        keys, _, _, infos, _ = self
-        return dict(zip(keys, infos, strict=True))
-
-
-def _layout(logs: logdict) -> _Layout:
-    keys = tuple(logs)
-    steps = tuple(
-        (name, tuple(key for key in of if key in logs))
-        for name, of in logs._steps.items()
-    )
-    masks = tuple(key for key in logs._mask if key in logs)
-    infos = tuple(logs._info_for(key) for key in keys)
-    return _Layout((keys, steps, masks, infos, tuple(logs.dropped)))
-
-
-def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
-    keys, steps, masks, _, dropped = layout
-    children = [logs[key] for key in keys]
-    children += [logs._steps[name][key] for name, of in steps for key in of]
-    children += [logs._mask[key] for key in masks]
-    children += [logs._dropped[key] for key in dropped]
-    return children
-
-
-def _flatten(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
-    layout = _layout(logs)
-    return _children(logs, layout), layout
-
-
-def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
-    layout = _layout(logs)
-    keys, steps, masks, _, dropped = layout
-    attribute, item = jax.tree_util.GetAttrKey, jax.tree_util.DictKey
-    paths: list[Any] = [item(key) for key in keys]
-    paths += [attribute(f"{name}[{key!r}]") for name, of in steps for key in of]
-    paths += [attribute(f"mask[{key!r}]") for key in masks]
-    paths += [attribute(f"dropped[{key!r}]") for key in dropped]
-    return list(zip(paths, _children(logs, layout), strict=True)), layout
-
-
-def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
-    keys, steps, masks, _, dropped = layout
-    if not steps and not masks:  # on the way of every eager call
-        logs = _new(logdict)
-        _update(logs, zip(keys, children))  # noqa: B905
-        logs._steps = logs._mask = logs._dropped = _NOTHING
-        logs._info = layout.info
-        return logs
-    rest = iter(children)
-    data = {key: next(rest) for key in keys}
-    step_values = {name: {key: next(rest) for key in of} for name, of in steps}
-    mask = {key: next(rest) for key in masks}
-    lost = {key: next(rest) for key in dropped}
-    return logdict._of(data, step_values, mask, layout.info, lost)
-
-
-jax.tree_util.register_pytree_with_keys(
-    logdict, _flatten_with_keys, _unflatten, _flatten
-)
-
-
-# a program that returns logs can be exported; as JSON, which can do no harm
-def _serialize_layout(layout: tuple[Any, ...]) -> bytes:
-    return json.dumps(layout).encode()
-
-
-def _deserialize_layout(data: bytes) -> _Layout:
-    keys, steps, masks, infos, dropped = json.loads(data)
-    return _Layout(
-        (
-            tuple(keys),
-            tuple((name, tuple(of)) for name, of in steps),
-            tuple(masks),
-            tuple(map(KeyInfo.from_json, infos)),
-            tuple(dropped),
-        )
-    )
-
-
-compat.register_export(logdict, "lox.logdict", _serialize_layout, _deserialize_layout)
-
 RESERVED = frozenset(dir(logdict)) | {"explicit"}
 # what a logdict has beside what every dict has
 _PUBLIC = sorted(
@@ -657,3 +580,12 @@ def reserved_step(name: str) -> str:
 
 
 logdict.__module__ = "lox"
+
+
+def _register(jax: ModuleType) -> None:
+    from . import pytree  # which needs JAX
+
+    pytree.register(jax)
+
+
+when_imported("jax", _register)

@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from lox._arrays import default_float, integer_range, is_inexact, is_integer, namespace
 from lox._errors import LoxTypeError, LoxValueError
 from lox._patterns import matches
 
@@ -151,7 +150,7 @@ def reduce_stacked(
         mask: which rows happened, of a shape that broadcasts to `rows`; None for all.
             What a reduction of no rows gives is then of no meaning.
     """
-    xp: Any = jnp if isinstance(rows, jax.Array) else np
+    xp = namespace(rows)
     if name == "count":
         return _count(xp, rows, axis, lanes, mask)
     if rows.shape[axis] == 0 and name in ("first", "last", "min", "max"):
@@ -170,9 +169,7 @@ def reduce_stacked(
 
 def inexact_dtype(dtype: Any) -> Any:
     """What the mean of values of a dtype has."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return dtype
-    return jnp.result_type(float)
+    return dtype if is_inexact(dtype) else default_float()
 
 
 def _masked_moment(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
@@ -213,9 +210,9 @@ def _extreme(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
         return as_int.astype(np.bool_)
     if mask is None:
         return function(rows, axis=axis)
-    if jnp.issubdtype(rows.dtype, jnp.integer):
-        info = jnp.iinfo(rows.dtype)
-        worst = info.max if name == "min" else info.min
+    if is_integer(rows.dtype):
+        least, most = integer_range(rows.dtype)
+        worst: Any = most if name == "min" else least
     else:
         worst = np.inf if name == "min" else -np.inf
     return function(rows, axis=axis, where=mask, initial=worst)

@@ -19,9 +19,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from lox._arrays import imported_jax, leaves_of, structure_of
 from lox._errors import StoreError
 
 VERSION = 1
@@ -230,7 +230,7 @@ def describe_tree(value: Any) -> str:
     Dicts, lists, tuples and None come back as they are; of every other kind of node,
     its children do, by name.
     """
-    tree = jax.tree.structure(value)
+    tree = structure_of(value)
     return json.dumps(_describe(tree.unflatten(list(range(tree.num_leaves)))))
 
 
@@ -241,6 +241,7 @@ def _describe(node: Any) -> Any:
         return {"dict": [[_name(key), _describe(x)] for key, x in node.items()]}
     if type(node) in (list, tuple):
         return {type(node).__name__: [_describe(x) for x in node]}
+    jax = imported_jax()
     children, _ = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda x: x is not node
     )
@@ -272,7 +273,7 @@ def leaf_order(description: str, count: int) -> list[int]:
     if excess:
         raise StoreError(f"{description[:80]!r} is no structure: it has {excess}")
     try:
-        order: list[int] = jax.tree.leaves(build_tree(description, range(count)))
+        order: list[int] = leaves_of(build_tree(description, range(count)))
         if sorted(order) == list(range(count)):
             return order
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
+from lox._arrays import namespace
 from lox._errors import LoxWarning, StoreError
 from lox._logs.key import Key, KeyInfo, all_tags
 from lox._logs.logdict import logdict
@@ -416,7 +416,7 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     def join(arrays: Sequence[Any]) -> Any:
         if order is None:
             return arrays[0]
-        return _module(arrays[0]).concatenate(_promoted(name, arrays))[order]
+        return namespace(arrays[0]).concatenate(_promoted(name, arrays))[order]
 
     stacked = count > 1 or first.segment.schema.stacked
     outer, lanes = first.key.outer, first.key.lanes
@@ -443,10 +443,10 @@ def _joined(name: str, parts: list[_Part]) -> Key:
     )
     key = key._replace(info=KeyInfo(True, lanes + outer, ndims, tags))
     if outer:
-        key = key.arrays(lambda x, axis: _module(x).moveaxis(x, 0, outer))
+        key = key.arrays(lambda x, axis: namespace(x).moveaxis(x, 0, outer))
         key = key._replace(info=KeyInfo(True, lanes, ndims, tags))
     if not stacked:
-        key = key.arrays(lambda x, axis: _module(x).squeeze(x, axis))
+        key = key.arrays(lambda x, axis: namespace(x).squeeze(x, axis))
         key = key._replace(info=KeyInfo(False, lanes, ndims, tags))
     return key
 
@@ -484,7 +484,3 @@ def _form(part: _Part) -> Any:
     columns = [(c.shape, c.impl) for c in part.key.columns]
     steps = sorted((name, c.shape) for name, c in part.segment.schema.steps)
     return part.key.tree, columns, part.key.outer, part.key.lanes, steps
-
-
-def _module(x: Any) -> Any:
-    return jax.numpy if isinstance(x, jax.Array) else np

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 
+from lox._arrays import is_typed_key, leaves_of, namespace
 from lox._errors import LoxTypeError
 from lox._logs.key import Key, equal
 from lox._logs.logdict import logdict
@@ -18,7 +18,7 @@ from .schema import Column, KeySchema, Schema
 def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
     """The rows of logs, for each group of keys that can share a record."""
     for name, value in logs.items():
-        if not jax.tree.leaves(value):
+        if not leaves_of(value):
             raise LoxTypeError(
                 f"{name!r} is {value!r}, which holds no array, and cannot be saved. "
                 "Leave the key out."
@@ -31,7 +31,7 @@ def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
         keys = [compact._key(name).stacked() for name in names]
         outer = [key.outer_lanes() for key in keys]
         keys = [key.arrays(_time_first) for key in keys]
-        leaves = [jax.tree.leaves(key.value) for key in keys]
+        leaves = [leaves_of(key.value) for key in keys]
         steps, mask = keys[0].steps, keys[0].mask
         schema = Schema(
             keys=tuple(
@@ -56,8 +56,8 @@ def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
 
 
 def _time_first(x: Any, axis: int) -> Any:
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return jax.numpy.moveaxis(x, axis, 0)
+    if is_typed_key(x):
+        return namespace(x).moveaxis(x, axis, 0)
     return np.moveaxis(np.asarray(x), axis, 0)
 
 

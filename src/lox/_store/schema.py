@@ -8,10 +8,10 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 
+from lox._arrays import imported_jax, is_typed_key
 from lox._errors import StoreError
 
 from .format import leaf_order
@@ -36,7 +36,8 @@ class Column:
     @classmethod
     def of(cls, rows: Any) -> "Column":
         """The column for an array of rows."""
-        if jax.dtypes.issubdtype(rows.dtype, jax.dtypes.prng_key):
+        if is_typed_key(rows):
+            jax = imported_jax()
             data = np.asarray(jax.random.key_data(rows))
             impl = str(jax.random.key_impl(rows))
             return cls(data.dtype.name, data.shape[1:], impl)
@@ -52,7 +53,7 @@ class Column:
 
     def encode(self, rows: Any) -> Any:
         if self.impl is not None:
-            rows = jax.random.key_data(rows)
+            rows = imported_jax().random.key_data(rows)
         array = np.asarray(rows)
         if array.dtype == self.stored:
             return array
@@ -65,6 +66,8 @@ class Column:
         array = rows if rows.dtype == dtype else rows.view(dtype)
         if self.impl is None:
             return array
+        import jax  # which alone has typed keys
+
         try:
             return jax.random.wrap_key_data(array, impl=self.impl)
         except (TypeError, ValueError) as error:

@@ -24,13 +24,6 @@ from lox._errors import LoxTypeError
 _NUMBERS = (int, float, complex)
 
 
-def is_array(x: Any) -> bool:
-    """Whether JAX makes an array of `x`."""
-    return isinstance(
-        x, jax.Array | np.ndarray | np.generic | bool | int | float | complex
-    ) or hasattr(x, "__jax_array__")
-
-
 def _is_traced(kind: type, numbers: bool) -> bool:
     if issubclass(kind, bool | enum.Enum):
         return False

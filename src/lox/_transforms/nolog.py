@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
-from lox._interpreter import custom_rules, rules  # noqa: F401  (registers the rules)
 from lox._interpreter.taker import is_outermost
 from lox._interpreter.walk import Remover, Walk
 

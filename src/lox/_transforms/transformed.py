@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from lox._arrays import is_array
 from lox._errors import LoxTypeError, describe
 from lox._events.not_traced import note_host_functions, tracing
 from lox._interpreter.walk import host_functions_in
@@ -32,7 +33,6 @@ from .arguments import (
     StaticLeaves,
     all_traced,
     hide_settings,
-    is_array,
     revealed,
     split,
     traced_attribute,

@@ -24,9 +24,9 @@ from lox._interpreter.taker import is_outermost, warn_unmatched
 from lox._jax import compat
 from lox._logs.logdict import logdict
 from lox._source import user_source
+from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Static
 from lox._transforms.deliver import Options, deliver, finished
-from lox._transforms.saving import key_data, run_name
 from lox._transforms.spool import spool
 from lox._transforms.transformed import (
     INSIDE,

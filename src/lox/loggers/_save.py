@@ -7,9 +7,9 @@ from typing import Any
 
 from lox._errors import LoxValueError
 from lox._logs.logdict import logdict
+from lox._store.creating import check_run, open_run
 from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.writer import Writer
-from lox._transforms.saving import check_run, open_run
 
 from ._base import Logger, RunInfo
 

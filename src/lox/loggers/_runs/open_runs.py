@@ -16,7 +16,7 @@ import jax
 from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._logs.logdict import logdict
 from lox._source import user_line
-from lox._transforms.saving import run_name
+from lox._store.keys import run_name
 
 from .exit import all_of, in_use, known, out_of_use
 from .queue import JobQueue

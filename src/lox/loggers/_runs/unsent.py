@@ -6,8 +6,9 @@ from typing import Any
 
 from lox._errors import LoxError, StoreError
 from lox._logs.logdict import logdict
+from lox._store.creating import open_run
+from lox._store.keys import run_name
 from lox._store.writer import Writer
-from lox._transforms.saving import open_run, run_name
 
 UNSENT = pathlib.Path(".lox") / "unsent"
 

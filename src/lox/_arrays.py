@@ -1,0 +1,205 @@
+"""Arrays and pytrees for code that must not import JAX.
+
+Logs can be read, printed and reduced with NumPy alone. Values that only JAX has (device
+arrays, tracers, typed PRNG keys, registered pytrees) can only be there once somebody
+has imported it, and are recognised from then on.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+
+def imported_jax() -> Any:
+    """The `jax` module, or None if nobody has imported it."""
+    return sys.modules.get("jax")
+
+
+# --- arrays ------------------------------------------------------------------
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX makes an array of `x`."""
+    numbers = np.ndarray | np.generic | bool | int | float | complex
+    return isinstance(x, numbers) or is_jax_array(x) or hasattr(x, "__jax_array__")
+
+
+def is_jax_array(x: Any) -> bool:
+    jax = imported_jax()
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def is_tracer(x: Any) -> bool:
+    jax = imported_jax()
+    return jax is not None and isinstance(x, jax.core.Tracer)
+
+
+def is_typed_key(x: Any) -> bool:
+    """Whether `x` is an array of typed PRNG keys, or of another type NumPy lacks."""
+    jax = imported_jax()
+    return jax is not None and bool(
+        jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
+    )
+
+
+def namespace(x: Any) -> Any:
+    """The module whose functions compute with `x`: `jax.numpy` or NumPy."""
+    jax = imported_jax()
+    return jax.numpy if jax is not None and isinstance(x, jax.Array) else np
+
+
+def to_numpy(x: Any) -> Any:
+    """NumPy; by an explicit transfer where `jax.transfer_guard` forbids all others."""
+    jax = imported_jax()
+    if jax is None:
+        return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except jax.errors.JaxRuntimeError:
+        return np.asarray(jax.device_get(x))
+
+
+# --- dtypes ------------------------------------------------------------------
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether a dtype is of whole numbers, `int4` and its like included."""
+    dtype = np.dtype(dtype)
+    return dtype.kind in "iu" or (dtype.kind == "V" and _has(ml_dtypes.iinfo, dtype))
+
+
+def is_inexact(dtype: Any) -> bool:
+    """Whether a dtype is of floats or complex numbers, `bfloat16` included."""
+    dtype = np.dtype(dtype)
+    return dtype.kind in "fc" or (dtype.kind == "V" and _has(ml_dtypes.finfo, dtype))
+
+
+def integer_range(dtype: Any) -> tuple[int, int]:
+    info = ml_dtypes.iinfo(np.dtype(dtype))
+    return int(info.min), int(info.max)
+
+
+def _has(info: Callable[[Any], Any], dtype: Any) -> bool:
+    try:
+        info(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def default_float() -> Any:
+    """The dtype of a Python float in JAX: 32 bits, or 64 with `jax_enable_x64`."""
+    jax = imported_jax()
+    if jax is not None:
+        return jax.numpy.result_type(float)
+    asked = os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "true", "t", "yes")
+    return np.dtype(np.float64 if asked else np.float32)
+
+
+# --- pytrees -----------------------------------------------------------------
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, and its structure, which has `unflatten`."""
+    jax = imported_jax()
+    if jax is not None:
+        leaves, tree = jax.tree.flatten(value)
+        return leaves, tree
+    found: list[Any] = []
+    return found, _Structure(_outline(value, found))
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return flatten(value)[0]
+
+
+def structure_of(value: Any) -> Any:
+    return flatten(value)[1]
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    leaves, tree = flatten(value)
+    return tree.unflatten(map(change, leaves))
+
+
+def leaves_with_names(value: Any) -> list[tuple[str, Any]]:
+    """The leaves of a pytree with their paths, such as `['a'][0]`."""
+    jax = imported_jax()
+    if jax is not None:
+        paths = jax.tree_util.tree_flatten_with_path(value)[0]
+        return [(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
+    return list(_named("", value))
+
+
+class _Leaf(NamedTuple):
+    """The place of a leaf in a structure."""
+
+
+class _Structure(NamedTuple):
+    """The structure of a pytree of Python's own containers, without JAX."""
+
+    outline: Any
+
+    @property
+    def num_leaves(self) -> int:
+        return _count(self.outline)
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        return _filled(self.outline, iter(leaves))
+
+
+def _children(value: Any) -> list[tuple[str, Any]] | None:
+    """The items of a container in JAX's order, with their names; None of a leaf."""
+    if value is None:
+        return []
+    if type(value) is dict:
+        return [(f"[{key!r}]", value[key]) for key in sorted(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        pairs = zip(value._fields, value, strict=True)
+        return [(f".{name}", item) for name, item in pairs]
+    if type(value) in (list, tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    return None
+
+
+def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
+    """A container like `value` with other items, in the order of `_children`."""
+    if value is None:
+        return None
+    if type(value) is dict:
+        return dict(zip(sorted(value), items, strict=True))
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _outline(value: Any, leaves: list[Any]) -> Any:
+    children = _children(value)
+    if children is None:
+        leaves.append(value)
+        return _Leaf()
+    return _rebuilt(value, [_outline(item, leaves) for _, item in children])
+
+
+def _filled(outline: Any, leaves: Any) -> Any:
+    if type(outline) is _Leaf:
+        return next(leaves)
+    return _rebuilt(
+        outline, [_filled(item, leaves) for _, item in _children(outline) or ()]
+    )
+
+
+def _count(outline: Any) -> int:
+    if type(outline) is _Leaf:
+        return 1
+    return sum(_count(item) for _, item in _children(outline) or ())
+
+
+def _named(path: str, value: Any) -> Iterable[tuple[str, Any]]:
+    children = _children(value)
+    if children is None:
+        yield path, value
+    for name, item in children or ():
+        yield from _named(path + name, item)

@@ -1,0 +1,13 @@
+"""The public names that need JAX.
+
+Importing this module also registers everything that an event may need: the rules of the
+traversal, the patches of JAX's own rules, and where untransformed events go.
+"""
+
+from . import _interpreter as _interpreter
+from ._events.log import log as log
+from ._host import callbacks as callbacks
+from ._transforms.nolog import nolog as nolog
+from ._transforms.save import save as save
+from ._transforms.spool import spool as spool
+from ._transforms.tap import tap as tap

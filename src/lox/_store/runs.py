@@ -1,0 +1,84 @@
+"""`lox.runs` and `lox.load`; they need NumPy alone."""
+
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from lox._errors import LoxWarning, StoreError
+from lox._logs.logdict import logdict
+from lox._source import user_line
+
+from .format import RUN_FILE, WRITER
+from .keys import key_data, run_name
+from .reader import Run
+
+Path = str | os.PathLike[str]
+
+
+def runs(path: Path) -> list[Run]:
+    """The runs of a store, the oldest first.
+
+    Example:
+        >>> import tempfile
+        >>> store = tempfile.mkdtemp()
+        >>> for seed in range(2):
+        ...     lox.save({"loss": seed / 2}, store, key=seed)
+        >>> [run.name for run in lox.runs(store)]
+        ['00000000-00000000', '00000000-00000001']
+        >>> lox.runs(store)[1].load()
+        {'loss': 0.5}
+    """
+    store = pathlib.Path(path)
+    if not os.path.isdir(store):
+        raise StoreError(f"there is no store at {store}.")
+    found = []
+    for directory in store.iterdir():
+        if _is_run(directory):
+            try:
+                found.append(Run(directory))
+            except StoreError as error:
+                warnings.warn_explicit(
+                    f"a run is left out: {error}", LoxWarning, *user_line()
+                )
+    return sorted(found, key=lambda run: (run.started, run.name))
+
+
+def _is_run(path: pathlib.Path) -> bool:
+    """Whether rows may be there, even if there is no file about the run."""
+    if os.path.lexists(path / RUN_FILE):
+        return True
+    try:
+        return any(WRITER.fullmatch(name) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+def load(
+    path: Path, argnames: str | Iterable[str] | None = None, key: Any = None
+) -> logdict:
+    """What was saved of one run, as a `lox.logdict` of NumPy arrays.
+
+    Args:
+        path: a run, or a store with one run, or with the one of the `key`.
+        argnames: which keys to read, by name or pattern; all by default. Others stay
+            on disk.
+        key: which run of a store, by the key that it was made with.
+    """
+    where = pathlib.Path(path)
+    if key is not None:
+        name = run_name(key_data(key))
+        if not _is_run(where / name):
+            raise StoreError(f"the store at {where} has no run of the key {name}.")
+        return Run(where / name).load(argnames)
+    if _is_run(where):
+        return Run(where).load(argnames)
+    found = runs(where)
+    if len(found) != 1:
+        names = ", ".join(run.name for run in found) or "none"
+        raise StoreError(
+            f"{where} is no run, but a store of {len(found)} runs ({names}). Say "
+            "which, by its path or its `key`; `lox.runs` lists them."
+        )
+    return found[0].load(argnames)

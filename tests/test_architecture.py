@@ -1,0 +1,192 @@
+"""The tree is the map: what may import what, and what never imports JAX."""
+
+import ast
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import lox
+
+SOURCE = pathlib.Path(lox.__file__).parent.parent
+# Packages in the flow of data. A module imports from its own package and from those
+# before it; modules directly in `lox` that are not listed come first.
+FLOW = [
+    "lox._jax",
+    "lox._reduce",
+    "lox._logs",
+    "lox._store",
+    "lox._libraries",
+    "lox._events",
+    "lox._host",
+    "lox._interpreter",
+    "lox._streams",
+    "lox._transforms",
+    "lox._runtime",
+    "lox.loggers",
+    "lox.wandb",
+    "lox.neptune",
+    "lox",  # which re-exports from all of them
+    "logify",
+]
+# What can be used without JAX: nothing in them imports it when it is loaded.
+WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox.cli"]
+
+
+def modules():
+    for path in sorted(SOURCE.glob("*/**/*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(parts).removesuffix(".__init__"), path
+
+
+PATHS = dict(modules())
+
+
+def imports(path, name, at_load=False):
+    """The modules that a file imports, with the lines; only when it loads, or ever."""
+    package = name.split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    tree = ast.parse(path.read_text())
+    for node in at_load_nodes(tree) if at_load else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                yield (inner if inner in PATHS else module), node.lineno
+
+
+def at_load_nodes(tree):
+    """The statements that run when a module is loaded."""
+    stack = list(tree.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            stack += node.orelse
+            continue
+        yield node
+        stack += ast.iter_child_nodes(node)
+
+
+def place(module):
+    """Where a module is in the flow of data."""
+    for i, package in enumerate(FLOW):
+        if module == package or (module.startswith(f"{package}.") and package != "lox"):
+            return i
+    return -1
+
+
+def against_the_flow(module, imported):
+    if module == "lox._old_pickles":  # which stands for modules that are gone
+        return False
+    return imported in PATHS and place(imported) > place(module)
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_a_module_imports_only_from_packages_before_it(module):
+    wrong = [
+        f"line {line}: {imported}"
+        for imported, line in imports(PATHS[module], module)
+        if against_the_flow(module, imported)
+    ]
+    assert not wrong
+
+
+def test_the_flow_is_checked():
+    assert against_the_flow("lox._events.event", "lox._transforms.spool")
+    assert not against_the_flow("lox._transforms.spool", "lox._events.event")
+    assert {place(module) for module in PATHS} == {-1, *range(len(FLOW))}
+
+
+def test_only_one_package_knows_the_private_side_of_jax():
+    for module, path in PATHS.items():
+        if module.startswith("lox._jax"):
+            continue
+        private = [name for name, _ in imports(path, module) if "jax._src" in name]
+        assert not private, path
+
+
+def loaded_by(module, seen):
+    """All modules that loading one loads, and what they import from elsewhere."""
+    parents = [module.rpartition(".")[0]] if "." in module else []
+    for imported in [*parents, *(name for name, _ in imports_at_load(module))]:
+        if imported not in seen:
+            seen.add(imported)
+            if imported in PATHS:
+                loaded_by(imported, seen)
+    return seen
+
+
+def imports_at_load(module):
+    return imports(PATHS[module], module, at_load=True)
+
+
+def test_stores_and_logs_load_no_jax():
+    for module in PATHS:
+        package = module.rpartition(".")[0]
+        if module == "lox._logs.pytree":  # loaded by `import jax`
+            continue
+        if module in WITHOUT_JAX or package in WITHOUT_JAX[1:]:
+            loaded = loaded_by(module, set())
+            assert not [name for name in loaded if name.split(".")[0] == "jax"], module
+
+
+def test_stores_are_read_without_importing_jax(tmp_path):
+    logs = lox.logdict({"loss": np.arange(4.0)}, {"step": {"loss": np.arange(4)}}, True)
+    lox.save(logs, tmp_path, key=3)
+    program = f"""
+        import sys
+        import lox
+        assert "spool" in dir(lox) and "loggers" in dir(lox)
+        (run,) = lox.runs({str(tmp_path)!r})
+        logs = run.load()
+        print(logs, logs.step, logs.reduce("mean"), logs.slice[1:], len(logs.lanes()))
+        print(lox.load({str(tmp_path)!r}, key=3))
+        assert "jax" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr
+    assert done.stdout.startswith("{'loss': [0.0, 1.0, 2.0, 3.0]} {'loss': array(")
+
+
+def test_public_names_are_loaded_once_and_unknown_ones_are_errors():
+    assert lox.spool is lox.spool
+    assert {"log", "spool", "tap", "nolog", "load", "loggers"} <= set(dir(lox))
+    with pytest.raises(AttributeError, match="no attribute 'spoool'"):
+        lox.spoool  # noqa: B018
+
+
+def test_pickled_logdicts_name_public_classes_only():
+    logs = lox.logdict({"x": np.arange(3)}, {"step": {"x": np.arange(3)}}, True)
+    data = pickle.dumps(logs)
+    assert b"lox._" not in data
+    assert pickle.loads(data) == logs
+
+
+def test_pickles_of_0_1_0_are_read():
+    path = pathlib.Path(__file__).parent / "data" / "logdict-0.1.0.pickle"
+    logs = pickle.loads(path.read_bytes())
+    assert logs["sum"].tolist() == [0, 1, 3, 6]
+    assert logs["tree"]["b"][1].tolist() == [0, 1, 2, 3]
+    assert logs.step["sum"].tolist() == [0, 1, 2, 3]
+    assert logs.tags == {"once": ("setup",)}
+    assert logs.reduce("last") == {
+        "once": 1.5,
+        "sum": 6.0,
+        "tree": {"a": 3.0, "b": (3.0, 3.0)},
+    }
