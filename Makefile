@@ -1,25 +1,27 @@
-# Everything here sets itself up: it needs Python (3.11 or later), pip, venv and make.
+# Every target installs what it needs. Requirements: Python 3.11 or later, pip, venv, make.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
-# Python compiles what it imports, which is a small part of what is installed
+# Modules are compiled when they are first imported; most of them never are
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
 .PHONY: help demo test soak libraries lint types bench clean
 
 help:
-	@echo "make demo    a vmapped training run, logged live and to disk, then shown"
-	@echo "make test    the tests"
-	@echo "make soak    the oracle on thousands of random programs (PROGRAMS=5000)"
-	@echo "make libraries  programs of JAX libraries; at length with STEPS=10"
-	@echo "make lint    formatting and lint;  make types  the type checker"
-	@echo "make bench   the benchmarks"
+	@echo "make demo       train a vmapped model, log it live and to disk, then plot it"
+	@echo "make test       run the tests and the examples in the documentation"
+	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
+	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000)"
+	@echo "make lint       check formatting and lint"
+	@echo "make types      run the type checker"
+	@echo "make bench      run the benchmarks"
+	@echo "make clean      remove virtual environments and caches"
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip $(INSTALL) --upgrade pip  # old ones take twice as long
+	$(BIN)/python -m pip $(INSTALL) --upgrade pip  # old versions take twice as long
 	$(BIN)/python -m pip $(INSTALL) --editable '.[dev]'
 	touch $@
 
