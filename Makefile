@@ -1,4 +1,4 @@
-# Every target installs what it needs. Requirements: Python 3.11 or later, pip, venv, make.
+# Each target installs what it needs. Required: Python 3.11 or later, pip, venv, make.
 
 PYTHON ?= python3
 VENV ?= .venv
