@@ -241,9 +241,7 @@ def test_an_inner_logify_takes_its_own():
 
 
 def test_bad_input_is_explained():
-    with pytest.raises(
-        lox.LoxTypeError, match=r'names are strings: `logify.log\("loss'
-    ):
+    with pytest.raises(lox.LoxTypeError, match=r'must be a string: `logify.log\("loss'):
         logify.log(3, 1.0)
     with pytest.raises(lox.LoxValueError, match="`logify.log` at .*'median'; there"):
         logify.log("x", 1.0, reduction="median")

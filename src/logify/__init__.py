@@ -1,7 +1,7 @@
-"""Imperative logging for JAX, on the core of `lox`.
+"""Imperative logging for JAX, built on `lox`.
 
-Write `logify.log("loss", loss, reduction="mean")` anywhere; `logify.logify(fun)` gives
-the logs beside the result. Without it, `logify.log` does nothing.
+Call `logify.log("loss", loss, reduction="mean")` anywhere; `logify.logify(fun)` returns
+the logs along with the result. Without it, `logify.log` does nothing.
 """
 
 from ._log import log as log

@@ -1,4 +1,4 @@
-"""`logify.log`: one named value, and how it is reduced."""
+"""`logify.log`: logs one named value with its reduction."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ API = "logify"
 
 
 def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> None:
-    """Logs a value, for whatever `logify.logify` is around; without one, does nothing.
+    """Logs a value for the enclosing `logify.logify`; without one, does nothing.
 
     Args:
-        name: what the value is called. One name may have several reductions.
+        name: the name of the value. One name may have several reductions.
         value: an array, a number, or a pytree of these.
-        reduction: what becomes of several values: `"replace"` keeps the last one,
-            `"append"` all of them; others are `mean sum min max first last count std
-            var` and a `lox.Reduction`.
+        reduction: how to reduce several values: `"replace"` keeps the last one,
+            `"append"` keeps all of them; others are `mean sum min max first last count
+            std var`, or a `lox.Reduction`.
 
     Example:
         >>> import logify
@@ -37,7 +37,7 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
     call = f"`logify.log` at {user_source()}"
     if not isinstance(name, str):
         raise LoxTypeError(
-            f"{call} got the name {name!r}; names are strings: "
+            f"{call} got the name {name!r}, which must be a string: "
             '`logify.log("loss", loss)`.'
         )
     reduced = check_one(reduction, f"the `reduction` of the {call}")
@@ -57,5 +57,5 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
 
 
 def _label(reduction: Any) -> str:
-    # two reductions of one's own under one name are two results
+    # two custom reductions under one name have separate results
     return reduction if isinstance(reduction, str) else f"reduction {id(reduction)}"

@@ -1,4 +1,4 @@
-"""`logify.logify`: the logs beside the result."""
+"""`logify.logify`: makes a function return its logs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
@@ -51,14 +51,14 @@ def logify(
     static_argnums: Any = None,
     static_argnames: Any = None,
 ) -> Any:
-    """Makes `fun` return what `logify.log` logged in it, beside its result.
+    """Makes `fun` return its `logify.log` values along with its result.
 
     Args:
-        fun: the function; without one, a decorator with these options is returned.
-        capacity: how many values to keep of those that are appended in a loop without
-            a static length.
-        static_argnums: which arguments are static, as in `jax.jit`.
-        static_argnames: the same, by name.
+        fun: the function; if omitted, a decorator with these options is returned.
+        capacity: the maximum number of values to keep per name that is appended to in
+            a loop without a static length.
+        static_argnums: the positions of static arguments, as in `jax.jit`.
+        static_argnames: the names of static arguments, as in `jax.jit`.
 
     Returns:
         A function with the arguments of `fun` that returns `(result, logs)`;
@@ -84,11 +84,11 @@ def logify(
             static_argnames=static_argnames,
         )
     check_callable(fun, f"{API}.logify")
-    room = check_number(capacity, "capacity", "logify.logify")
-    options = Options(Selection(api=API), capacity=room)
+    checked = check_number(capacity, "capacity", "logify.logify")
+    options = Options(Selection(api=API), capacity=checked)
     static = Static.of(fun, static_argnums, static_argnames)
 
-    def form(where: Form) -> Any:
+    def compile_form(where: Form) -> Any:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], Logs]:
             outs, record, dropped = collect(closed, args, options, where.outermost)
             names = {
@@ -102,9 +102,9 @@ def logify(
         key = "logify", options
         return compiled(fun, key, lambda: (evaluate, None), where, static)
 
-    # `f(a, b)` becomes `f(a, b), logs`: it sees Python numbers as they are
+    # without tracing Python numbers: `fun` gets its arguments as they are
     outermost = Form(outermost=True, numbers=False)
-    return _Logify(fun, (form(INSIDE), form(outermost)), static)
+    return _Logify(fun, (compile_form(INSIDE), compile_form(outermost)), static)
 
 
 class _Logify(Transformed):

@@ -1,4 +1,4 @@
-"""What was logged, by name and reduction."""
+"""`logify.Logs`: logged values by name and reduction."""
 
 import json
 from typing import Any
@@ -15,15 +15,15 @@ Names = tuple[tuple[str, str, Any], ...]
 
 @jax.tree_util.register_pytree_node_class
 class Logs:
-    """The logs of a function. A pytree, so that it passes through `jit` and `vmap`."""
+    """The logs of a function: a pytree, which can pass through `jit` and `vmap`."""
 
     def __init__(self, logs: lox.logdict, names: Names) -> None:
         self._logs = logs
-        # for each key of the logs, the name that was logged, and the reduction
+        # the key in the logs, the name, and the reduction of each value
         self._names = names
 
     def asdict(self) -> dict[str, dict[Any, Any]]:
-        """The values by name, then by reduction; without those that never happened.
+        """The values by name, then by reduction, without names that were never logged.
 
         Example:
             >>> import logify
@@ -40,20 +40,20 @@ class Logs:
         """
         if self._logs._mask and _is_traced(self._logs):
             raise LoxTypeError(
-                "`asdict` of logs that may not have happened needs values; call it "
-                "outside `jax.jit`."
+                "`asdict` needs concrete values to find out which conditional logs "
+                "happened. Call it outside `jax.jit`."
             )
         logs = self._logs.compact()
         if logs._mask:
             name = next(name for key, name, _ in self._names if key in logs._mask)
             raise LoxValueError(
-                f"{name!r} was not logged in all lanes alike, so that it has no value "
-                "for all of them. Write `[lane.asdict() for lane in logs.lanes()]`."
+                f"{name!r} was not logged equally often in all lanes, so its values do "
+                "not form one array. Use `[lane.asdict() for lane in logs.lanes()]`."
             )
         return self._by_name(dict(logs))
 
     def lanes(self) -> list["Logs"]:
-        """The logs of each lane of the outermost `vmap`."""
+        """Splits the logs into those of each lane of the outermost `vmap`."""
         return [Logs(lane, self._names) for lane in self._logs.lanes()]
 
     def _by_name(self, values: dict[str, Any]) -> dict[str, dict[Any, Any]]:
@@ -79,8 +79,8 @@ def _serialize_names(names: Names) -> bytes:
     for _, name, reduction in names:
         if not isinstance(reduction, str):
             raise LoxTypeError(
-                f"logs of {name!r} have a `lox.Reduction`, a function that cannot be "
-                "exported. Export `logs.asdict()`, or use a reduction with a name."
+                f"the logs of {name!r} have a `lox.Reduction`, which is a function and "
+                "cannot be exported. Export `logs.asdict()`, or name a reduction."
             )
     return json.dumps(names).encode()
 
