@@ -1,6 +1,6 @@
 """The errors and warnings of lox.
 
-Each one names the keys, the user's own line of the `lox.log` call, and the remedy.
+Each message names the keys, the line of the user's `lox.log` call, and the remedy.
 """
 
 from typing import Any
@@ -22,38 +22,38 @@ __all__ = [
 
 
 class LoxError(Exception):
-    """The base of every error that lox raises."""
+    """Base class of all errors raised by lox."""
 
 
 class LoxKeyError(LoxError, KeyError):
-    """Logs have no such key."""
+    """A key is not in the logs."""
 
-    # that of a `KeyError` is the repr of what was asked for
+    # `KeyError.__str__` would show the repr of the message
     __str__ = Exception.__str__
 
 
 class LoxTypeError(LoxError, TypeError):
-    """Something of the wrong type was passed to lox."""
+    """An argument has the wrong type."""
 
 
 class LoxValueError(LoxError, ValueError):
-    """Something of the right type but the wrong value was passed to lox."""
+    """An argument has the right type but an invalid value."""
 
 
 class ShapeError(LoxError, ValueError):
-    """One key was logged with different shapes or structures."""
+    """A key was logged with different shapes or tree structures."""
 
 
 class DtypeError(LoxError, TypeError):
-    """One key was logged with different dtypes."""
+    """A key was logged with different dtypes."""
 
 
 class StepError(LoxError, ValueError):
-    """One key was logged with different steps, or a step is no scalar."""
+    """A key was logged with different steps, or a step is not a scalar."""
 
 
 class RangeError(LoxValueError, OverflowError):
-    """A number was logged that JAX has no dtype for."""
+    """A number was logged that does not fit into any dtype of JAX."""
 
 
 class StoreError(LoxError, ValueError):
@@ -61,15 +61,15 @@ class StoreError(LoxError, ValueError):
 
 
 class UnboundedLoopError(LoxError, ValueError):
-    """A key cannot be stacked, since its loop has no static length."""
+    """A key cannot be stacked, because its loop has no static length."""
 
 
 class UnsupportedPrimitiveError(LoxError, NotImplementedError):
-    """A key was logged where JAX has no way to give its values back."""
+    """A key was logged inside a JAX primitive that cannot return its values."""
 
 
 class LoxWarning(UserWarning):
-    """Something was asked of lox that is probably not what was meant."""
+    """A warning about a call that probably does not do what was intended."""
 
 
 for _name in __all__:
@@ -77,7 +77,7 @@ for _name in __all__:
 
 
 def describe(x: Any) -> str:
-    """Something that the user gave, for a message of one line."""
+    """Describes a user's argument on one line, for a message."""
     text = " ".join(repr(x).split())
     if len(text) > 60:
         text = f"{text[:57]}..."

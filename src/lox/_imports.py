@@ -1,4 +1,4 @@
-"""Support for modules that lox itself never imports, from when somebody else does."""
+"""Import hooks: support for modules that lox does not import itself."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ Hook = Callable[[ModuleType], None]
 
 
 def when_imported(name: str, hook: Hook) -> None:
-    """Calls `hook` with a module: now, if it is imported already, or once it is."""
+    """Calls `hook` with a module: now if it is already imported, else on its import."""
     module = sys.modules.get(name)
     if module is not None:
         hook(module)
@@ -22,7 +22,7 @@ def when_imported(name: str, hook: Hook) -> None:
 
 
 class _Watcher:
-    """A finder that finds nothing by itself, and only notices what others find."""
+    """A meta path finder that wraps the loaders of watched modules."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, Hook] = {}
@@ -34,7 +34,8 @@ class _Watcher:
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         del path, target
-        hook = self.hooks.pop(name, None)  # so that the others are asked now
+        # popped, so that `find_spec` below asks only the other finders
+        hook = self.hooks.pop(name, None)
         if hook is None:
             return None
         spec = importlib.util.find_spec(name)
@@ -49,7 +50,7 @@ _watcher = _Watcher()
 
 
 class _Loader:
-    """Loads a module as its own loader does, and then calls a hook."""
+    """Loads a module with its own loader, and then calls a hook."""
 
     def __init__(self, loader: Any, hook: Hook) -> None:
         self._loader = loader

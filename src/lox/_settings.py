@@ -1,4 +1,4 @@
-"""What becomes of an event that no transformation takes."""
+"""The default handler of events that no transformation collects."""
 
 import os
 import sys
@@ -29,15 +29,15 @@ _handler: Handler | None = None
 
 
 def set_default(handler: str | Handler | None) -> None:
-    """Sets what becomes of events that no transformation takes.
+    """Sets the handler of events that no transformation collects.
 
-    It holds for the whole program, also for functions that are compiled already. The
-    environment variable `LOX_DEFAULT` (`print`, `stderr` or `silent`) sets it from
-    outside.
+    It applies to the whole process, including functions that are already compiled. The
+    environment variable `LOX_DEFAULT` (`print`, `stderr` or `silent`) sets the initial
+    handler.
 
     Args:
         handler: `"print"` (the default), `"stderr"`, `"silent"` (or None), or a
-            function of one `lox.logdict`, called once an event and lane.
+            function of one `lox.logdict`, called once per event and lane.
 
     Example:
         >>> lox.set_default("silent")
@@ -67,13 +67,13 @@ def _resolve(handler: Any, where: str) -> Handler:
     if isinstance(handler, str):
         if handler not in _NAMED:
             raise LoxValueError(
-                f"{where} got {handler!r}; it takes "
+                f"{where} got {handler!r}; it must be one of "
                 f"{', '.join(map(repr, _NAMED))}, or a function of a `lox.logdict`."
             )
         return _NAMED[handler]
     if not callable(handler):
         raise LoxTypeError(
-            f"{where} takes a function of a `lox.logdict`, one of "
+            f"{where} must be a function of a `lox.logdict`, one of "
             f"{', '.join(map(repr, _NAMED))}, or None, not {handler!r}."
         )
     return handler

@@ -1,4 +1,4 @@
-"""The user's line of code that lox speaks about in errors and warnings."""
+"""The user's line of code, which errors and warnings name."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """The user's line that an event comes from."""
+    """A file and line in the user's code."""
 
     file: str
     line: int
@@ -21,11 +21,11 @@ class Source:
         return f"{self.file}:{self.line}"
 
 
-_OURS = (PACKAGE, os.path.join(os.path.dirname(PACKAGE), "logify"))
+_OWN_PACKAGES = (PACKAGE, os.path.join(os.path.dirname(PACKAGE), "logify"))
 
 
-def user_source(skip: Iterable[str] = _OURS) -> Source:
-    """The innermost line on the stack that is in none of the packages `skip`."""
+def user_source(skip: Iterable[str] = _OWN_PACKAGES) -> Source:
+    """The innermost line on the stack outside the packages `skip`."""
     skipped = tuple(f"{package}{os.sep}" for package in skip)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -33,28 +33,29 @@ def user_source(skip: Iterable[str] = _OURS) -> Source:
         if not name.startswith(skipped) and name != threading.__file__:
             return Source(name, frame.f_lineno)
         frame = frame.f_back
-    return _without_frame()
+    return _fallback_source()
 
 
-# the line of the event that a thread delivers, or has delivered last
+# `source`: the line of the last event that this thread has delivered
 delivery = threading.local()
 
 
-def _without_frame() -> Source:
-    """The line to name where none of the user's is on the stack.
+def _fallback_source() -> Source:
+    """The line to name if no user code is on the stack.
 
-    A callback may run on a thread of the runtime's, and an exit handler after all.
+    Callbacks may run on a thread of the JAX runtime, and exit handlers after the
+    program has ended.
     """
-    found: Source | None = getattr(delivery, "source", None)
-    if found is None:
+    source: Source | None = getattr(delivery, "source", None)
+    if source is None:
         main = getattr(sys.modules.get("__main__"), "__file__", None)
-        found = Source(main or "sys", 1)  # the latter is what Python itself says
-    return found
+        source = Source(main or "sys", 1)  # "sys" as in Python's own warnings
+    return source
 
 
 def user_line() -> tuple[str, int]:
-    """The file and line that called lox, be it through JAX; for a warning."""
+    """The user's file and line that called lox, directly or through JAX."""
     jax = sys.modules.get("jax")
-    skipped = _OURS if jax is None else (*_OURS, jax.__path__[0])
+    skipped = _OWN_PACKAGES if jax is None else (*_OWN_PACKAGES, jax.__path__[0])
     source = user_source(skipped)
     return source.file, source.line

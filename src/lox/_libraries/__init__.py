@@ -1,1 +1,1 @@
-"""Support for libraries, loaded only if they are imported."""
+"""Support for other libraries, active only if the user imports them."""

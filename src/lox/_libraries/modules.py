@@ -1,8 +1,8 @@
-"""Modules of Flax Linen and Haiku, which keep parameters and state beside results.
+"""Detects tracers leaked into Flax Linen and Haiku modules.
 
-A part of a model that is transformed inside a module's method may create parameters or
-set state. What it writes is traced, and would stay in the module when the trace has
-ended. That is found once the part has been traced, and only inside such a method.
+If part of a model is transformed inside a method of a module, it may create parameters
+or set state. These values are tracers, and would stay in the module after the trace has
+ended. They are detected after tracing, and only while such a method is running.
 """
 
 import sys
@@ -17,7 +17,7 @@ from lox._jax import compat
 
 
 def check_modules(fun: Any, trace: Any) -> None:
-    """Raises if a module that is running has kept a value of a trace that has ended."""
+    """Raises if a running module has stored a tracer of a trace that has ended."""
     for library, name, variables_of, remedy in _LIBRARIES:
         module = sys.modules.get(library)
         if module is None:
@@ -25,11 +25,11 @@ def check_modules(fun: Any, trace: Any) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(list(variables_of(module)))
         for path, leaf in leaves:
             if compat.is_tracer_of(leaf, trace):
-                place = jax.tree_util.keystr(path[1:], simple=True, separator="/")
+                variable = jax.tree_util.keystr(path[1:], simple=True, separator="/")
                 raise LoxTypeError(
                     f"{getattr(fun, '__name__', fun)} writes a traced value to "
-                    f"{place!r} of a {name} module, where it would stay when the trace "
-                    "has ended. Put the transformation around the whole model: "
+                    f"{variable!r} of a {name} module, where it would stay after the "
+                    "trace has ended. Put the transformation around the whole model: "
                     f"{remedy}."
                 )
 

@@ -1,10 +1,10 @@
-"""Flax NNX: functions that update the modules that they are given.
+"""Flax NNX: functions that update the modules passed to them.
 
-Tracing a function makes copies of its arguments, so that what it writes to an NNX
-module, variable, optimizer or `Rngs` would be written to a copy. Here such objects are
-split into their arrays, merged again inside the trace, and updated after the call, by
-the protocol that NNX's own transformations use. Nothing here imports Flax: where it is
-not imported yet, there are no such objects.
+Tracing a function copies its arguments, so updates of an NNX module, variable,
+optimizer or `Rngs` would be lost with the copy. Here these objects are split into their
+arrays, merged again inside the trace, and updated after the call, with the protocol of
+NNX's own transformations. Nothing here imports Flax: before the user imports it, there
+are no such objects.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import Any
 
 import jax
 
-_TAG = "lox"  # names lox's own update contexts, which nest as its calls do
+_TAG = "lox"  # the name of lox's update contexts, which nest like its calls
 _NODES = "__lox_nnx_nodes__"  # an argument that `StatefulCall` adds
-_DEPTH = 3  # how far functions are searched for objects that they close over
+_MAX_DEPTH = 3  # of nested functions that are searched for captured objects
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """Stands for the i-th object, or for one among the results."""
+class _Placeholder:
+    """Stands for the i-th NNX object among the arguments or the results."""
 
     index: int
 
@@ -34,7 +34,7 @@ class _Place:
 def find(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> "StatefulCall | None":
-    """The call of a function that can update NNX objects; None if it has none."""
+    """Returns a call that can update NNX objects; None if there are no such objects."""
     nnx: Any = sys.modules.get("flax.nnx")
     if not hasattr(nnx, "update_context"):  # not imported, or not completely yet
         return None
@@ -54,15 +54,15 @@ class StatefulCall:
         self._arguments = args, kwargs
         leaves = jax.tree.leaves(self._arguments, is_leaf=self._is_node)
         found = [leaf for leaf in leaves if self._is_node(leaf)]
-        found += _nodes_of_function(fun, self._kinds, depth=_DEPTH)
-        # each once, however often it is among the arguments
+        found += _nodes_of_function(fun, self._kinds, depth=_MAX_DEPTH)
+        # without duplicates
         self.nodes = list({id(node): node for node in found}.values())
 
     def _is_node(self, x: Any) -> bool:
         return isinstance(x, self._kinds)
 
     def _map(self, change: Callable[[Any], Any], tree: Any) -> Any:
-        """Changes the NNX objects in a tree."""
+        """Maps a function over the NNX objects in a tree."""
         return jax.tree.map(
             lambda x: change(x) if self._is_node(x) else x, tree, is_leaf=self._is_node
         )
@@ -71,13 +71,13 @@ class StatefulCall:
         """Makes the call, and updates the objects.
 
         Args:
-            call: takes arguments without NNX objects, and gives the results of a
-                function that `pure` made, beside what the transformation adds.
+            call: a function of arguments without NNX objects that returns the results
+                of a function made by `pure`, and what the transformation adds.
         """
         nnx = self._nnx
         indices = {id(node): i for i, node in enumerate(self.nodes)}
         args, kwargs = self._map(
-            lambda node: _Place(indices[id(node)]), self._arguments
+            lambda node: _Placeholder(indices[id(node)]), self._arguments
         )
         with nnx.update_context(_TAG), _current(self):
             with nnx.split_context(_TAG) as context:
@@ -95,16 +95,16 @@ class StatefulCall:
         args, kwargs = _fill(arguments, nodes)
         new = {id(old): node for old, node in zip(self.nodes, nodes, strict=True)}
         try:
-            out = _with_nodes(fun, new, depth=_DEPTH)(*args, **kwargs)
+            out = _with_nodes(fun, new, depth=_MAX_DEPTH)(*args, **kwargs)
         except Exception as error:
             if type(error).__name__ == "TraceContextError":
                 error.add_note(_CAPTURED)
             raise
         results: list[Any] = []
 
-        def place(node: Any) -> _Place:
+        def place(node: Any) -> _Placeholder:
             results.append(node)
-            return _Place(len(results) - 1)
+            return _Placeholder(len(results) - 1)
 
         out = self._map(place, out)
         with nnx.split_context(_TAG) as context:
@@ -112,8 +112,8 @@ class StatefulCall:
         return out, split
 
 
-# The calls under way, innermost last: what is traced needs to know whose trace it is,
-# and a program that is compiled already does not.
+# The current calls, innermost last: a function that is being traced needs to know its
+# call. A program that is already compiled does not.
 _calls = threading.local()
 
 
@@ -128,7 +128,7 @@ def _current(call: StatefulCall) -> Iterator[None]:
 
 
 def pure(fun: Any, kwargs: dict[str, Any]) -> Any:
-    """`fun`, as a function of the arguments that `StatefulCall.run` makes."""
+    """Wraps `fun` to take the arguments that `StatefulCall.run` passes."""
     if _NODES not in kwargs:
         return fun
     call = _calls.stack[-1]
@@ -143,19 +143,19 @@ def pure(fun: Any, kwargs: dict[str, Any]) -> Any:
 
 _CAPTURED = (
     "A lox transformation traces the function. Pass the modules, variables and "
-    "optimizers that it updates as arguments, instead of capturing them."
+    "optimizers that it updates as arguments instead of capturing them."
 )
 
 
 def _fill(tree: Any, nodes: Sequence[Any]) -> Any:
     def fill(x: Any) -> Any:
-        return nodes[x.index] if type(x) is _Place else x
+        return nodes[x.index] if type(x) is _Placeholder else x
 
-    return jax.tree.map(fill, tree, is_leaf=lambda x: type(x) is _Place)
+    return jax.tree.map(fill, tree, is_leaf=lambda x: type(x) is _Placeholder)
 
 
 def as_arrays(value: Any) -> Any:
-    """A value to be logged, with arrays in place of variables, and dicts of states."""
+    """Converts NNX variables to arrays, and modules and states to dicts of arrays."""
     nnx: Any = sys.modules.get("flax.nnx")
     if not hasattr(nnx, "to_pure_dict"):
         return value
@@ -171,11 +171,11 @@ def as_arrays(value: Any) -> Any:
     return jax.tree.map(plain, value, is_leaf=lambda x: isinstance(x, kinds))
 
 
-# --- objects that a function has, other than its arguments -------------------
+# --- captured objects --------------------------------------------------------
 
 
 def _nodes_of_function(fun: Any, kinds: Any, depth: int) -> list[Any]:
-    """The NNX objects that a function is, is bound to, or closes over."""
+    """The NNX objects that a callable is, is bound to, or closes over."""
     if isinstance(fun, kinds):
         return [fun]
     if depth == 0:
@@ -184,18 +184,19 @@ def _nodes_of_function(fun: Any, kinds: Any, depth: int) -> list[Any]:
     if isinstance(fun, types.MethodType):
         inside = [fun.__self__, fun.__func__]
     elif isinstance(fun, functools.partial):
-        inside = [fun.func, *jax.tree.leaves((fun.args, fun.keywords), is_leaf=_atom)]
+        arguments = fun.args, fun.keywords
+        inside = [fun.func, *jax.tree.leaves(arguments, is_leaf=_is_leaf)]
     elif isinstance(fun, types.FunctionType):
         inside = [*_captured(fun).values()]
     return [node for x in inside for node in _nodes_of_function(x, kinds, depth - 1)]
 
 
-def _atom(x: Any) -> bool:
+def _is_leaf(x: Any) -> bool:
     return not isinstance(x, tuple | list | dict)
 
 
 def _captured(fun: types.FunctionType) -> dict[str, Any]:
-    """What a function closes over, and the globals that it names itself."""
+    """The variables that a function closes over, and the globals that it uses."""
     found = {
         name: fun.__globals__[name]
         for name in fun.__code__.co_names
@@ -211,7 +212,7 @@ def _captured(fun: types.FunctionType) -> dict[str, Any]:
 
 
 def _with_nodes(fun: Any, new: dict[int, Any], depth: int) -> Any:
-    """`fun` with other NNX objects in place of those that it has."""
+    """Replaces the NNX objects that `fun` is, is bound to, or closes over."""
     if id(fun) in new:
         return new[id(fun)]
     if depth == 0:
@@ -222,8 +223,8 @@ def _with_nodes(fun: Any, new: dict[int, Any], depth: int) -> Any:
     if isinstance(fun, functools.partial):
         return functools.partial(
             _with_nodes(fun.func, new, depth - 1),
-            *(jax.tree.map(_changed(new), fun.args, is_leaf=_atom)),
-            **(jax.tree.map(_changed(new), fun.keywords, is_leaf=_atom)),
+            *(jax.tree.map(_replaced(new), fun.args, is_leaf=_is_leaf)),
+            **(jax.tree.map(_replaced(new), fun.keywords, is_leaf=_is_leaf)),
         )
     if not isinstance(fun, types.FunctionType):
         return fun
@@ -240,12 +241,12 @@ def _with_nodes(fun: Any, new: dict[int, Any], depth: int) -> Any:
             fun.__code__.co_freevars, fun.__closure__ or (), strict=True
         )
     )
-    of_module = changed.keys() - set(fun.__code__.co_freevars)
-    names = {**fun.__globals__, **changed} if of_module else fun.__globals__
+    has_globals = changed.keys() - set(fun.__code__.co_freevars)
+    names = {**fun.__globals__, **changed} if has_globals else fun.__globals__
     copied = types.FunctionType(fun.__code__, names, fun.__name__, None, cells or None)
     copied.__defaults__, copied.__kwdefaults__ = fun.__defaults__, fun.__kwdefaults__
     return copied
 
 
-def _changed(new: dict[int, Any]) -> Callable[[Any], Any]:
+def _replaced(new: dict[int, Any]) -> Callable[[Any], Any]:
     return lambda x: new.get(id(x), x)
