@@ -380,7 +380,7 @@ def test_a_run_that_exists_is_refused_unless_asked_for():
         logger.log(state, {"x": max(expected)})
         logger.finish(state)
         assert np.atleast_1d(lox.load("store")["x"]).tolist() == expected
-    with pytest.raises(lox.StoreError, match="there is a run at store"):
+    with pytest.raises(lox.StoreError, match="a run already exists at store"):
         lox.loggers.SaveLogger("store").init(0)
     with pytest.raises(lox.LoxValueError, match="`exists` of `SaveLogger` is 'maybe'"):
         lox.loggers.SaveLogger("store", exists="maybe")
@@ -426,7 +426,7 @@ def test_of_several_loggers_all_begin_or_none():
     lox.loggers.SaveLogger("store").init(0)
     memory = MemoryLogger()
     logger = lox.loggers.MultiLogger(memory, lox.loggers.SaveLogger("store"))
-    with pytest.raises(lox.StoreError, match="there is a run at store"):
+    with pytest.raises(lox.StoreError, match="a run already exists at store"):
         logger.init(0)
     assert not memory.runs
 
@@ -436,9 +436,9 @@ def test_a_run_that_one_refuses_is_begun_by_no_other(kind):
     logger = getattr(lox.loggers, kind)
     logger("second").init(1)
     both = lox.loggers.MultiLogger(logger("first"), logger("second"))
-    with pytest.raises(lox.StoreError, match="there is a run at second"):
+    with pytest.raises(lox.StoreError, match="a run already exists at second"):
         both.init(1)
-    with pytest.raises(lox.StoreError, match="there is a run at second"):
+    with pytest.raises(lox.StoreError, match="a run already exists at second"):
         logger("second").init(jnp.array([[0, 0], [0, 1]], jnp.uint32))
     assert not pathlib.Path("first").exists()
     assert len(list(pathlib.Path("second").iterdir())) == 1
@@ -456,9 +456,11 @@ def test_a_run_that_one_refuses_in_a_program_goes_to_the_others():
     def run(seed):
         logger.tap(scanned, logger.init(seed))(1.0 * seed)
 
-    with pytest.warns(lox.LoxWarning, match="there is a run .* kept in '.lox/unsent'"):
+    with pytest.warns(
+        lox.LoxWarning, match="a run already exists .* kept in '.lox/unsent'"
+    ):
         jax.block_until_ready(jax.jit(jax.vmap(run))(jnp.arange(3)))
-        with pytest.raises(lox.StoreError, match="there is a run at"):
+        with pytest.raises(lox.StoreError, match="a run already exists at"):
             jax.effects_barrier()
     expected = {seed: [seed, 2 * seed, 4 * seed] for seed in range(3)}
     assert {key[1]: rows(found) for key, found in memory.runs.items()} == expected
@@ -567,7 +569,7 @@ def test_devices_that_begin_a_run_again_wait_for_its_end(exists, count):
         twice(lambda: None)
     shutil.rmtree("store")
     if count is None:
-        with pytest.raises(lox.StoreError, match="there is a run at"):
+        with pytest.raises(lox.StoreError, match="a run already exists at"):
             twice(jax.effects_barrier)
     else:
         twice(jax.effects_barrier)

@@ -352,7 +352,7 @@ def test_a_run_is_begun_by_one_of_two_processes():
             logger.init(key)
             print(key)
         except lox.StoreError as error:
-            assert "there is a run at" in str(error), error
+            assert "a run already exists at" in str(error), error
     """
     both = [start(program) for _ in range(2)]
     for one in both:

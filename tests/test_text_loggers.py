@@ -127,7 +127,9 @@ def test_a_run_that_exists_is_refused_unless_asked_for(tmp_path, kind):
         logger.log(state, {"x": max(expected)})
         logger.finish(state)
         assert read(tmp_path, kind).x.tolist() == expected
-    with pytest.raises(lox.StoreError, match='there is a run at .*`exists="resume"`'):
+    with pytest.raises(
+        lox.StoreError, match='a run already exists at .*`exists="resume"`'
+    ):
         KINDS[kind](tmp_path).init(0)
     # a resumed run keeps its config, and one that is replaced does not
     for exists, config, expected in (
@@ -245,7 +247,7 @@ def test_of_two_processes_that_begin_a_run_at_once_one_is_refused(tmp_path, kind
         try:
             state = logger.init(i)
         except lox.StoreError as error:
-            assert "there is a run at" in str(error), error
+            assert "a run already exists at" in str(error), error
         else:
             logger.log(state, {"i": i})
             print(i)
@@ -265,7 +267,7 @@ def test_a_run_that_could_not_be_begun_is_not_in_the_way(tmp_path, kind):
     most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
     try:
-        with pytest.raises(lox.StoreError, match="cannot make a run at .*too large"):
+        with pytest.raises(lox.StoreError, match="cannot create a run at .*too large"):
             logger.init(0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
@@ -306,7 +308,7 @@ def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, kind, monkeyp
         logger.log(after, {"x": i, f"y{i}": i})
     logger.finish(before)
     logger.finish(after)
-    with pytest.raises(lox.StoreError, match=r"there is a run at \.\./first/"):
+    with pytest.raises(lox.StoreError, match=r"a run already exists at \.\./first/"):
         KINDS[kind]("../first/there").init(1)
     assert not list((tmp_path / "second").iterdir())
     there = tmp_path / "first" / "there"

@@ -1,1 +1,1 @@
-"""The format on disk."""
+"""The store: the on-disk format of runs, its reader and its writer."""

@@ -1,4 +1,4 @@
-"""Making a run's directory, or finding it, or replacing what is there."""
+"""Creating, finding or replacing the directory of a run."""
 
 import contextlib
 import os
@@ -23,26 +23,26 @@ _REMEDY = '`mode="a"` appends, `mode="w"` replaces it'
 
 
 def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]:
-    """Raises if a run is refused; gives the names of what is in its directory."""
+    """Raises if a run cannot be opened; returns the names of the files in it."""
     try:
         if mode == "w" and path.is_symlink():
             raise StoreError(
-                f"{shown(path)} is a symbolic link: to replace the run would remove "
-                f"the rows in {os.readlink(path)}. Give the path of the run itself, or "
+                f"{shown(path)} is a symbolic link: replacing the run would remove the "
+                f"rows in {os.readlink(path)}. Pass the path of the run itself, or "
                 "remove the link."
             )
         names = _names_in(path)
     except OSError as error:
-        raise _cannot_make(path, error) from error
-    if RUN_FILE not in names and not all(map(_is_of_a_run, names)):
-        raise StoreError(f"{shown(path)} is there already, and is no run of lox's.")
-    if mode == "x" and _is_there(names):
+        raise _cannot_create(path, error) from error
+    if RUN_FILE not in names and not all(map(_is_run_file, names)):
+        raise _not_a_run(path)
+    if mode == "x" and _has_run(names):
         raise StoreError(
-            f"there is a run at {shown(path)} already. Choose another place or key, "
-            f"or say what to do with it: {remedy}."
+            f"a run already exists at {shown(path)}. Choose another path or key, or "
+            f"say what to do with it: {remedy}."
         )
     if mode == "a" and RUN_FILE in names:
-        Run(path)  # nothing is added to what could not be read afterwards
+        Run(path)  # raises if rows that are appended could not be read
     return names
 
 
@@ -53,7 +53,7 @@ def create_run(
     config: Mapping[str, Any] | None = None,
     remedy: str = _REMEDY,
 ) -> pathlib.Path:
-    """Makes a run's directory, or finds it, as the mode says."""
+    """Creates, finds or replaces the directory of a run, depending on the mode."""
     if mode == "w":
         _overwrite(path, key, config).close()
         return path
@@ -62,13 +62,13 @@ def create_run(
         return path
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # never in place of another's, who may have begun to write
+        # never replaces the file of another process, which may be writing already
         with contextlib.suppress(FileExistsError):
-            write_json(path / RUN_FILE, _about(path, key, config), new=True)
+            write_json(path / RUN_FILE, _description(path, key, config), new=True)
             return path
     except OSError as error:
-        raise _cannot_make(path, error) from error
-    check_run(path, mode, remedy)  # another process was quicker
+        raise _cannot_create(path, error) from error
+    check_run(path, mode, remedy)  # another process was faster
     return path
 
 
@@ -79,7 +79,7 @@ def open_run(
     config: Mapping[str, Any] | None = None,
     remedy: str = _REMEDY,
 ) -> Writer:
-    """Makes a run, or finds it, and begins to write to it."""
+    """Creates, finds or replaces a run, depending on the mode, and opens a writer."""
     if mode == "w":
         return _overwrite(path, key, config)
     return Writer(create_run(path, mode, key, config, remedy))
@@ -88,37 +88,43 @@ def open_run(
 def _overwrite(
     path: pathlib.Path, key: Any, config: Mapping[str, Any] | None
 ) -> Writer:
-    """Makes a run in place of whatever there is.
+    """Creates a run, and replaces the one that is there, if any.
 
-    Of several that do so at once, the one whose writer has the highest number keeps
-    the run; the others find their directories removed.
+    If several processes do so at once, the writer with the highest number keeps the
+    run; the others find their directories removed.
     """
     while True:
-        replaces = _is_there(check_run(path, "w"))
+        replaces = _has_run(check_run(path, "w"))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_make(path, error) from error
+            raise _cannot_create(path, error) from error
         writer = Writer(path, replaces)
         try:
-            writer.begin_run(_about(path, key, config))
+            writer.begin_run(_description(path, key, config))
             _remove_rows(path, before=writer.number)
             return writer
         except BaseException as error:
             writer.close()
-            if isinstance(error, FileExistsError):  # another process was quicker
+            if isinstance(error, FileExistsError):  # another process was faster
                 continue
             if isinstance(error, OSError):
-                raise _cannot_make(path, error) from error
+                raise _cannot_create(path, error) from error
             raise
 
 
-def _cannot_make(path: pathlib.Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot make a run at {shown(path)}: {error}.")
+def _cannot_create(path: pathlib.Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot create a run at {shown(path)}: {error}.")
 
 
-def _is_there(names: list[str]) -> bool:
-    """Whether there is a run; what was killed may have left rows, or nothing."""
+def _not_a_run(path: pathlib.Path) -> StoreError:
+    return StoreError(
+        f"{shown(path)} already exists and is not a run of lox. Choose another path."
+    )
+
+
+def _has_run(names: list[str]) -> bool:
+    """Whether there is a run; a killed process may have left only a writer."""
     return any(name == RUN_FILE or WRITER.fullmatch(name) for name in names)
 
 
@@ -129,21 +135,19 @@ def _names_in(path: pathlib.Path) -> list[str]:
         return []
     except NotADirectoryError:
         if path.exists():
-            raise StoreError(
-                f"{shown(path)} is there already, and is no run of lox's."
-            ) from None
+            raise _not_a_run(path) from None
         raise
 
 
-def _is_of_a_run(name: str) -> bool:
+def _is_run_file(name: str) -> bool:
     temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
     return temporary or any(kind.fullmatch(name) for kind in (WRITER, FINISHED))
 
 
 def _remove_rows(path: pathlib.Path, before: int) -> None:
-    """Removes what writers of lower numbers have written, and nothing else.
+    """Removes the files of writers with lower numbers, and nothing else.
 
-    What is killed meanwhile leaves files that are no part of the run.
+    If the process is killed meanwhile, files remain that are not part of the run.
     """
     for name in os.listdir(path):
         match = WRITER.fullmatch(name) or FINISHED.fullmatch(name)
@@ -151,21 +155,22 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
             continue
         found = path / name
         if found.is_symlink() or not found.is_dir():
-            found.unlink(missing_ok=True)  # and not what is at the end of a link
+            found.unlink(missing_ok=True)  # the link itself, not its target
             continue
-        # others may be removing it, too
+        # another process may be removing it, too
         with contextlib.suppress(FileNotFoundError):
             for file in found.iterdir():
-                if _IN_A_WRITER.fullmatch(file.name):
+                if _SEGMENT_FILE.fullmatch(file.name):
                     file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             found.rmdir()
 
 
-_IN_A_WRITER = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
+_SEGMENT_FILE = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
 
 
-def _about(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:
+def _description(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:
+    """The content of `run.json`."""
     jax = imported_jax()
     return {
         "version": VERSION,

@@ -1,4 +1,4 @@
-"""The keys of runs: a run of a store is named by the words of its PRNG key."""
+"""The keys of runs: a run is named after the words of its PRNG key, in hex."""
 
 import os
 from typing import Any
@@ -10,30 +10,30 @@ from lox._errors import LoxTypeError, LoxValueError
 
 
 def key_data(key: Any) -> Any:
-    """The words of a PRNG key: typed, raw, or made of a number."""
+    """The words of a PRNG key, which is typed, raw, or an integer seed."""
     if isinstance(key, np.ndarray) and key.ndim == 0:
         key = key[()]
     if isinstance(key, int | np.integer):
         if not 0 <= key < 2**64:
             raise LoxValueError(
-                f"a run's `key` is {key}; a number is from 0 to 2**64 - 1."
+                f"a run's `key` is {key}; an integer must be from 0 to 2**64 - 1."
             )
-        if key >= 2**32:  # of which `jax.random.key` would forget a half
+        if key >= 2**32:  # `jax.random.key` may drop the upper half
             return np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
         key = int(key)
-    if isinstance(key, int) or _is_whole_number(key):
+    if isinstance(key, int) or _is_integer_scalar(key):
         return _words_of_seed(key)
     if is_typed_key(key):
         return imported_jax().random.key_data(key)
     if getattr(key, "dtype", None) != np.uint32 or key.ndim == 0:
         raise LoxTypeError(
-            f"a run's `key` must be a key of `jax.random` or a number, not {key!r}."
+            f"a run's `key` must be a `jax.random` key or an integer, not {key!r}."
         )
     return key
 
 
-def _is_whole_number(x: Any) -> bool:
-    """Whether it is an array of one whole number, a traced one included."""
+def _is_integer_scalar(x: Any) -> bool:
+    """Whether it is a scalar integer array, possibly traced."""
     dtype = getattr(x, "dtype", None)
     if dtype is None or is_typed_key(x):
         return False
@@ -42,10 +42,10 @@ def _is_whole_number(x: Any) -> bool:
 
 def _words_of_seed(seed: Any) -> Any:
     """The words of `jax.random.key(seed)`."""
-    usual = os.environ.get("JAX_DEFAULT_PRNG_IMPL", "threefry2x32") == "threefry2x32"
-    if imported_jax() is None and usual:
+    impl = os.environ.get("JAX_DEFAULT_PRNG_IMPL", "threefry2x32")
+    if imported_jax() is None and impl == "threefry2x32":
         return np.array([0, seed], np.uint32)
-    import jax  # which has other kinds of keys, and traced seeds
+    import jax  # for other implementations, and traced seeds
 
     return jax.random.key_data(jax.random.key(seed))
 

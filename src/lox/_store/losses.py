@@ -1,9 +1,9 @@
-"""What a run has lost, as far as its files can tell.
+"""Detection of lost records and files of a run.
 
-A file that was cut off leaves a run with fewer records that loads as if it were whole.
-But much is said twice: the head of a closed `.npy` file has the number of its records,
-a `.places` file speaks of records before them, and a writer that was finished leaves a
-list of all that it has written. Where they disagree, a warning says what is missing.
+A run with a truncated file would load like a complete one with fewer records. But the
+store is redundant: the header of a closed `.npy` file has the number of its records, an
+entry of a `.places` file implies all records before it, and a finished writer leaves a
+list of everything it has written. If these disagree, a warning says what is missing.
 """
 
 import dataclasses
@@ -23,20 +23,19 @@ from lox._source import user_line
 from .format import file_size, read_json, read_places
 
 _MAX_NAMES = 5
-_RECORDS = re.compile(r"(\d{4,})\.(?:npy|places)")
+_SEGMENT_DATA = re.compile(r"(\d{4,})\.(?:npy|places)")
 
 
-def warn_of(loss: str) -> None:
+def warn_of_loss(loss: str) -> None:
     warnings.warn_explicit(loss, LoxWarning, *user_line())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """What a writer said of itself when it was finished; nothing, if it was not.
+    """The list that a finished writer leaves; empty, if it was not finished.
 
     Attributes:
-        segments: by their numbers, how many records each has, and the names of its
-            keys.
+        segments: by segment number, the number of records and the names of the keys.
     """
 
     segments: dict[int, tuple[int, Sequence[str]]]
@@ -45,124 +44,129 @@ class Finished:
     def read(cls, path: pathlib.Path) -> "Finished":
         try:
             listed: Any = read_json(path).get("segments")
-            found = {number: (count, names) for number, count, names in listed}
-            if all(map(_is_segment, found.items())):
-                return cls(found)
-            why = f"{path} does not say what was written."
+            segments = {number: (count, names) for number, count, names in listed}
+            if all(map(_is_segment, segments.items())):
+                return cls(segments)
+            reason = f"{path} does not list what was written."
         except FileNotFoundError:  # removed while the run was read
             return cls({})
         except StoreError as error:
-            why = str(error)
+            reason = str(error)
         except (TypeError, ValueError):
-            why = f"{path} does not say what was written."
-        warn_of(f"missing rows cannot be detected: {why}")
+            reason = f"{path} does not list what was written."
+        warn_of_loss(f"missing rows cannot be detected: {reason}")
         return cls({})
 
     def count(self, number: int) -> int:
+        """The number of records of a segment; 0 if it is not known."""
         return self.segments.get(number, (0, ()))[0]
 
     def lost_directory(self, path: pathlib.Path) -> str | None:
-        """What is lost with the writer's directory, if anything."""
+        """The message for a missing directory of the writer; None if it was empty."""
         count = sum(count for count, _ in self.segments.values())
         names = dict.fromkeys(x for _, names in self.segments.values() for x in names)
         if not count:
             return None
-        return f"{path} is gone, and with it {count} records{_of_keys(list(names))}."
+        return f"{path} is missing, with {count} records{_of_keys(list(names))}."
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Begun:
-    """What the places of a segment say about its records.
+class PlacedRecords:
+    """What the `.places` file of a segment says about its records.
 
     Attributes:
-        has_file: whether there was a file of records, in which there may be none.
-        at_least: how many records there were, or more.
+        has_file: whether a file of records was created; it may have none.
+        at_least: the minimum number of records that were written.
     """
 
     has_file: bool
     at_least: int
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "Begun":
-        """To be called before the records are counted, since both may be growing."""
+    def read(cls, path: pathlib.Path) -> "PlacedRecords":
+        """Reads the file. Call it before counting the records: both may be growing."""
         try:
-            if file_size(path) == 0:  # it is made before the file of records
+            if file_size(path) == 0:  # it is created before the file of records
                 return cls(False, 0)
             last = read_places(path, last=True)["row"].tolist()
-        except (OSError, StoreError):  # which says so if somebody needs them
+        except (OSError, StoreError):  # raised again if the places are needed
             return cls(True, 0)
         return cls(True, last[0] if last else 0)
 
 
 def lost_records(
-    path: pathlib.Path, count: int | None, begun: Begun, known: int, names: list[str]
+    path: pathlib.Path,
+    count: int | None,
+    placed: PlacedRecords,
+    known: int,
+    names: list[str],
 ) -> str | None:
-    """What a segment has lost, if anything.
+    """The message for lost records of a segment; None if there are none.
 
     Args:
-        path: the file of its records.
-        count: how many there are; None if there is no such file, or no head in it.
-        begun: what its places say.
-        known: how many there were when it was closed; 0 if it was not.
-        names: its keys.
+        path: the file of the records.
+        count: the number of records; None if the file or its header is missing.
+        placed: what the `.places` file says.
+        known: the number of records when the file was closed; 0 if it was not.
+        names: the keys of the segment.
     """
-    if count is None and not begun.has_file and not known:
-        return None  # a process was killed before it made the file
-    if count is not None and count >= max(known, begun.at_least):
+    if count is None and not placed.has_file and not known:
+        return None  # the process was killed before it created the file
+    if count is not None and count >= max(known, placed.at_least):
         return None
-    amount = str(known or "an unknown number")
-    if begun.at_least > known:
-        amount = f"at least {begun.at_least}"
-    there = f"there are {count or 0} of {amount}"
+    amount = str(known or "an unknown number of")
+    if placed.at_least > known:
+        amount = f"at least {placed.at_least}"
+    loss = f"{count or 0} are left of {amount} records"
     if not os.path.lexists(path):
-        there = f"the file is gone, and with it {amount}"
-    return f"{path} has lost records{_of_keys(names)}: {there}."
+        loss = f"the file is missing, with {amount} records"
+    return f"{path} has lost records{_of_keys(names)}: {loss}."
 
 
 def lost_files(
     directory: pathlib.Path, found: set[int], finished: Finished
 ) -> Iterator[str]:
-    """What is lost with the descriptions of segments that are not there.
+    """Yields a message per segment whose JSON file is missing.
 
     Args:
-        directory: that of the writer.
-        found: the numbers of those that are there.
-        finished: what the writer has said of itself.
+        directory: the directory of the writer.
+        found: the numbers of the segments that have their JSON file.
+        finished: the list that the writer has left.
     """
     try:
-        matches = [_RECORDS.fullmatch(name) for name in os.listdir(directory)]
+        matches = [_SEGMENT_DATA.fullmatch(name) for name in os.listdir(directory)]
     except OSError as error:
         raise StoreError(f"{directory} cannot be read: {error}.") from error
     numbers = {int(match[1]) for match in matches if match} | {*finished.segments}
     for number in sorted(numbers - found):
         path = directory / f"{number:04d}.json"
         count, names = finished.segments.get(number, (0, ()))
-        amount = str(count) if count else _amount_in(path)
-        # it may have been made since the directory was read, and before the records
+        amount = str(count) if count else _describe_count(path)
+        # a writer may have created it, and then records, since `found` was listed
         if amount and not path.exists():
             yield (
-                f"{path} is gone. Without it, {amount} records in "
-                f"{path.with_suffix('.npy').name}{_of_keys(names)} cannot be read."
+                f"{path} is missing. Without it, {amount} records{_of_keys(names)} in "
+                f"{path.with_suffix('.npy').name} cannot be read."
             )
 
 
-def _amount_in(path: pathlib.Path) -> str:
-    """How many records a segment had whose description is gone; empty if none."""
+def _describe_count(path: pathlib.Path) -> str:
+    """The number of records of a segment without its JSON file; empty if none."""
     places = path.with_suffix(".places")
-    count = _count_in(path.with_suffix(".npy"))
+    count = _count_records(path.with_suffix(".npy"))
     if count is not None:
         return str(count or "")
-    begun = Begun.read(places)
-    if begun.at_least:
-        return f"at least {begun.at_least}"
+    placed = PlacedRecords.read(places)
+    if placed.at_least:
+        return f"at least {placed.at_least}"
     written = os.path.lexists(path.with_suffix(".npy")) or (
-        begun.has_file and os.path.lexists(places)
+        placed.has_file and os.path.lexists(places)
     )
     return "an unknown number of" if written else ""
 
 
-def _count_in(path: pathlib.Path) -> int | None:
-    """How many records are in a `.npy` file; None if it does not say."""
+def _count_records(path: pathlib.Path) -> int | None:
+    """The number of records in a `.npy` file; None if it cannot be read."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -172,7 +176,7 @@ def _count_in(path: pathlib.Path) -> int | None:
                 return None
             _, _, dtype = np.lib.format.read_array_header_2_0(file)
             return (status.st_size - file.tell()) // dtype.itemsize
-    except Exception:  # of whatever a stranger may have written
+    except Exception:  # the file may contain anything
         return None
 
 

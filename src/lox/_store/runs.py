@@ -1,4 +1,4 @@
-"""`lox.runs` and `lox.load`; they need NumPy alone."""
+"""`lox.runs` and `lox.load`, which need NumPy but not JAX."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ Path = str | os.PathLike[str]
 
 
 def runs(path: Path) -> list[Run]:
-    """The runs of a store, the oldest first.
+    """Lists the runs of a store, oldest first.
 
     Example:
         >>> import tempfile
@@ -46,7 +46,7 @@ def runs(path: Path) -> list[Run]:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-    """Whether rows may be there, even if there is no file about the run."""
+    """Whether a directory may contain rows, even if its `run.json` is missing."""
     if os.path.lexists(path / RUN_FILE):
         return True
     try:
@@ -58,19 +58,22 @@ def _is_run(path: pathlib.Path) -> bool:
 def load(
     path: Path, argnames: str | Iterable[str] | None = None, key: Any = None
 ) -> logdict:
-    """What was saved of one run, as a `lox.logdict` of NumPy arrays.
+    """Loads one run as a `lox.logdict` of NumPy arrays.
 
     Args:
-        path: a run, or a store with one run, or with the one of the `key`.
-        argnames: which keys to read, by name or pattern; all by default. Others stay
-            on disk.
-        key: which run of a store, by the key that it was made with.
+        path: a run, a store with a single run, or a store together with a `key`.
+        argnames: the keys to read, by name or pattern; all by default. Other keys are
+            not read from disk.
+        key: the key that the run was created with, to select a run of a store.
     """
     where = pathlib.Path(path)
     if key is not None:
         name = run_name(key_data(key))
         if not _is_run(where / name):
-            raise StoreError(f"the store at {where} has no run of the key {name}.")
+            raise StoreError(
+                f"the store at {where} has no run with the key {name}. `lox.runs` "
+                "lists its runs."
+            )
         return Run(where / name).load(argnames)
     if _is_run(where):
         return Run(where).load(argnames)
@@ -78,7 +81,7 @@ def load(
     if len(found) != 1:
         names = ", ".join(run.name for run in found) or "none"
         raise StoreError(
-            f"{where} is no run, but a store of {len(found)} runs ({names}). Say "
-            "which, by its path or its `key`; `lox.runs` lists them."
+            f"{where} is not a run, but a store of {len(found)} runs ({names}). Pass "
+            "the path of a run, or its `key`; `lox.runs` lists them."
         )
     return found[0].load(argnames)

@@ -1,7 +1,7 @@
-"""What the records of one segment of a store mean.
+"""The schema of the records of one segment of a store.
 
-A schema is JSON and nothing but JSON: it names dtypes and describes structures, and
-reading one runs no code of whoever wrote it.
+A schema is plain JSON that names dtypes and describes tree structures: reading one
+never runs code from the file.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from lox._errors import StoreError
 
 from .format import leaf_order
 
-_MOST_BYTES = 2**31 - 1  # of a record, and a dimension: what NumPy's dtypes can say
+_MAX_BYTES = 2**31 - 1  # of a record, and of a dimension: the limit of NumPy's dtypes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Column:
     """One array of a record.
 
     Attributes:
-        dtype: the name of its dtype, also of such as NumPy has no files for.
+        dtype: the name of its dtype, which NumPy itself may not have.
         shape: its shape, with the lanes in front.
-        impl: for typed PRNG keys, their implementation; the column has their data.
+        impl: for typed PRNG keys, their implementation; the column holds the key data.
     """
 
     dtype: str
@@ -35,7 +35,7 @@ class Column:
 
     @classmethod
     def of(cls, rows: Any) -> "Column":
-        """The column for an array of rows."""
+        """The column of an array of rows."""
         if is_typed_key(rows):
             jax = imported_jax()
             data = np.asarray(jax.random.key_data(rows))
@@ -44,8 +44,8 @@ class Column:
         return cls(np.dtype(rows.dtype).name, tuple(rows.shape[1:]))
 
     @property
-    def stored(self) -> np.dtype[Any]:
-        """The dtype in the file; if NumPy has none, whole numbers as wide."""
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The dtype in the file: unsigned integers for dtypes that NumPy lacks."""
         dtype = _dtype(self.dtype)
         if _extended(self.dtype) is not None:
             return np.dtype(f"<u{dtype.itemsize}")
@@ -55,25 +55,25 @@ class Column:
         if self.impl is not None:
             rows = imported_jax().random.key_data(rows)
         array = np.asarray(rows)
-        if array.dtype == self.stored:
+        if array.dtype == self.stored_dtype:
             return array
-        if array.dtype.newbyteorder("<") == self.stored:
-            return array.astype(self.stored)
-        return array.view(self.stored)
+        if array.dtype.newbyteorder("<") == self.stored_dtype:
+            return array.astype(self.stored_dtype)
+        return array.view(self.stored_dtype)
 
     def decode(self, rows: Any) -> Any:
         dtype = _dtype(self.dtype)
         array = rows if rows.dtype == dtype else rows.view(dtype)
         if self.impl is None:
             return array
-        import jax  # which alone has typed keys
+        import jax  # only JAX has typed keys
 
         try:
             return jax.random.wrap_key_data(array, impl=self.impl)
         except (TypeError, ValueError) as error:
             raise StoreError(
-                f"{self.impl!r} keys of the shape {self.shape} are unknown here: "
-                f"{error}"
+                f"this version of JAX has no {self.impl!r} keys with data of shape "
+                f"{self.shape}: {error}"
             ) from None
 
     def to_json(self) -> Any:
@@ -83,16 +83,16 @@ class Column:
     def from_json(cls, data: Any) -> "Column":
         dtype, shape, impl = data
         if _dtype(dtype).name != dtype:
-            raise StoreError(f"{dtype!r} is no name of a dtype")
-        if not all(type(n) is int and 0 <= n <= _MOST_BYTES for n in shape):
-            raise StoreError(f"{shape!r:.80} is no shape of records")
+            raise StoreError(f"{dtype!r} is not the name of a dtype")
+        if not all(type(n) is int and 0 <= n <= _MAX_BYTES for n in shape):
+            raise StoreError(f"{shape!r:.80} is not a valid shape")
         if not (impl is None or type(impl) is str):
-            raise StoreError(f"{impl!r:.80} is no implementation of PRNG keys")
+            raise StoreError(f"{impl!r:.80} is not an implementation of PRNG keys")
         return cls(dtype, tuple(shape), impl)
 
 
 def _extended(name: str) -> Any:
-    """The type of that name that NumPy itself does not have, if there is one."""
+    """The type of this name in `ml_dtypes`; None if there is none."""
     found = getattr(ml_dtypes, name, None)
     is_number = isinstance(found, type) and issubclass(found, np.generic)
     return found if is_number else None
@@ -100,16 +100,16 @@ def _extended(name: str) -> Any:
 
 def _dtype(name: str) -> np.dtype[Any]:
     if type(name) is not str:
-        raise StoreError(f"{name!r:.80} is no name of a dtype")
+        raise StoreError(f"{name!r:.80} is not the name of a dtype")
     extended = _extended(name)
     if extended is not None:
         return np.dtype(extended)
     try:
         dtype = np.dtype(name)
     except (TypeError, SyntaxError, ValueError):
-        raise StoreError(f"{name!r:.80} is no dtype that is known here") from None
+        raise StoreError(f"{name!r:.80} is not a known dtype") from None
     if dtype.kind not in "biufc":
-        raise StoreError(f"{name!r} is no dtype of numbers")
+        raise StoreError(f"{name!r} is not a numeric dtype")
     return dtype
 
 
@@ -119,11 +119,11 @@ class KeySchema:
 
     Attributes:
         name: the key.
-        tree: its structure, as `describe_tree` gives it.
+        tree: its tree structure, in the JSON of `describe_tree`.
         columns: its leaves.
-        outer: how many lane axes were in front of the time axis.
-        lanes: how many lane axes were behind it.
-        tags: those of the lines that logged it.
+        outer: the number of lane axes before the time axis.
+        lanes: the number of lane axes after the time axis.
+        tags: the tags it was logged with.
     """
 
     name: str
@@ -138,15 +138,15 @@ class KeySchema:
         name, tree, outer, lanes = (data[x] for x in ("name", "tree", "outer", "lanes"))
         columns = tuple(map(Column.from_json, data["columns"]))
         if type(name) is not str or type(tree) is not str:
-            raise StoreError(f"{name!r:.80} is no name of a key")
+            raise StoreError(f"{name!r:.80} is not the name of a key")
         leaf_order(tree, len(columns))
         if not all(type(n) is int and n >= 0 for n in (outer, lanes)) or not columns:
-            raise StoreError(f"{name!r:.80} has no lanes such as can be")
+            raise StoreError(f"{name!r:.80} has an invalid number of lanes or columns")
         if any(len(c.shape) < outer + lanes + (c.impl is not None) for c in columns):
             raise StoreError(f"{name!r:.80} has more lanes than axes")
         tags = data.get("tags", [])
         if type(tags) is not list or not all(type(tag) is str for tag in tags):
-            raise StoreError(f"{name!r:.80} has no tags such as can be")
+            raise StoreError(f"{name!r:.80} has invalid tags")
         return cls(name, tree, columns, outer, lanes, tuple(tags))
 
     def to_json(self) -> Any:
@@ -166,9 +166,9 @@ class Schema:
 
     Attributes:
         keys: the keys.
-        steps: the steps by name, each a column.
-        stacked: whether a single row of them has a time axis.
-        mask: which lanes happened, as a column; None if all did.
+        steps: the columns of the steps, by name.
+        stacked: whether a single row is loaded with a time axis.
+        mask: the column that says in which lanes the row happened; None if in all.
     """
 
     keys: tuple[KeySchema, ...]
@@ -183,7 +183,7 @@ class Schema:
         return [*values, *(column for _, column in self.steps), *mask]
 
     def form(self, key: KeySchema) -> str:
-        """What all rows of a key must have in common."""
+        """Describes what all rows of a key must have in common, for messages."""
         shapes = ", ".join(str(column.shape) for column in key.columns)
         steps = ", ".join(sorted(name for name, _ in self.steps)) or "none"
         lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
@@ -191,17 +191,17 @@ class Schema:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the records."""
+        """The structured dtype of the records."""
         columns = self.columns
-        size = sum(math.prod(c.shape) * c.stored.itemsize for c in columns)
-        if size > _MOST_BYTES:
+        size = sum(math.prod(c.shape) * c.stored_dtype.itemsize for c in columns)
+        if size > _MAX_BYTES:
             raise StoreError(
                 f"a record of {', '.join(key.name for key in self.keys):.80} has "
-                f"{size} bytes, and more than {_MOST_BYTES} cannot be stored. Save its "
-                "keys one by one."
+                f"{size} bytes, and at most {_MAX_BYTES} can be stored. Save its keys "
+                "one by one."
             )
-        fields = [(f"c{i}", c.stored, c.shape) for i, c in enumerate(columns)]
-        if size == 0:  # records of no bytes could not be counted
+        fields = [(f"c{i}", c.stored_dtype, c.shape) for i, c in enumerate(columns)]
+        if size == 0:  # the file's size gives the number of records
             fields.append(("padding", np.dtype("u1"), ()))
         return np.dtype(fields)
 
@@ -225,5 +225,5 @@ class Schema:
         mask = [] if schema.mask is None else [schema.mask]
         for column in (*(column for _, column in schema.steps), *mask):
             if len(column.shape) < axes or column.impl is not None:
-                raise StoreError("its steps and its mask have other axes than its keys")
+                raise StoreError("its steps or its mask lack the lane axes of its keys")
         return schema

@@ -48,8 +48,8 @@ class TextLogger(Logger):
 
     def _refusal(self, run: RunInfo) -> StoreError:
         return StoreError(
-            f"there is a run at {self._given / self._name_of(run)} already. Choose "
-            f"another place or key, or say what to do with it: {REMEDY}."
+            f"a run already exists at {self._given / self._name_of(run)}. Choose "
+            f"another path or key, or say what to do with it: {REMEDY}."
         )
 
     def open_file(self, run: RunInfo) -> io.FileIO:
@@ -58,7 +58,7 @@ class TextLogger(Logger):
             return self._open_file(run, self._path / self._name_of(run))
         except OSError as error:
             given = self._given / self._name_of(run)
-            raise StoreError(f"cannot make a run at {given}: {error}.") from error
+            raise StoreError(f"cannot create a run at {given}: {error}.") from error
 
     def _adopt(self, run: Any, info: RunInfo) -> bool:
         path = self._path / self._name_of(info)

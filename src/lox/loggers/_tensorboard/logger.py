@@ -70,7 +70,7 @@ class TensorBoardLogger(Tracker):
             opened = _TensorBoardRun(EventFile(self._path / run.name))
         except OSError as error:
             given = self._given / run.name
-            raise StoreError(f"cannot make a run at {given}: {error}.") from error
+            raise StoreError(f"cannot create a run at {given}: {error}.") from error
         if run.config:
             opened.has_config = True
             opened.file.hparams(flat_config(run.config), run.name)

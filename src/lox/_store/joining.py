@@ -1,0 +1,167 @@
+"""Joins the records of a key, from all its segments, to one `Key`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lox._arrays import namespace
+from lox._errors import StoreError
+from lox._logs.key import Key, KeyInfo, all_tags
+
+from .format import build_tree, leaf_order
+from .schema import Column
+from .segments import Segment, WrittenSegments
+
+
+class KeyPart:
+    """The records of one key in one segment."""
+
+    def __init__(self, writer: WrittenSegments, segment: Segment, name: str) -> None:
+        self.writer = writer
+        self.segment = segment
+        self.key, self._first_leaf = segment.keys[name]
+        self._first_step = sum(len(key.columns) for key in segment.schema.keys)
+
+    def leaves(self) -> list[Any]:
+        return [
+            self._decode(column, self._first_leaf + i)
+            for i, column in enumerate(self.key.columns)
+        ]
+
+    def steps(self) -> dict[str, Any]:
+        return {
+            name: self._decode(column, self._first_step + i)
+            for i, (name, column) in enumerate(self.segment.schema.steps)
+        }
+
+    def mask(self) -> Any:
+        schema = self.segment.schema
+        if schema.mask is None:
+            return None
+        self.segment.check_not_sparse()
+        position = self._first_step + len(schema.steps)
+        return self._decode(schema.mask, position).astype(bool)
+
+    def numbers(self) -> Any:
+        """The number of the event of each record, in the writer's order."""
+        return self.writer.numbers[self.segment]
+
+    def _decode(self, column: Column, index: int) -> Any:
+        if column.impl is not None:  # copied to a JAX array, not memory-mapped
+            self.segment.check_not_sparse()
+        rows = self.segment.column(index)
+        try:
+            return column.decode(rows)
+        except StoreError as error:
+            raise StoreError(f"{self.segment} cannot be read: {error}.") from None
+
+
+def join_parts(name: str, parts: list[KeyPart]) -> Key:
+    """Joins one key from its segments, in the order in which it was written."""
+    try:
+        return _join(name, parts)
+    except MemoryError:
+        segments = ", ".join(str(part.segment) for part in parts[:3])
+        raise StoreError(
+            f"{name!r} does not fit into memory, which is needed to join its "
+            f"{len(parts)} segments: {segments}. Load the other keys by their names."
+        ) from None
+
+
+def _join(name: str, parts: list[KeyPart]) -> Key:
+    first = parts[0]
+    for other in parts[1:]:
+        if _form(other) != _form(first):
+            raise StoreError(
+                f"{name!r} was written in two incompatible forms: with "
+                f"{first.segment.schema.form(first.key)} in {first.segment}, and with "
+                f"{other.segment.schema.form(other.key)} in {other.segment}. Load the "
+                "other keys by their names."
+            )
+    leaves = [part.leaves() for part in parts]
+    steps = [part.steps() for part in parts]
+    masks = [part.mask() for part in parts]
+    counts = [part.segment.count for part in parts]
+    if len(parts) == 1:
+        order = None
+    else:
+        numbers = np.concatenate([part.numbers() for part in parts])
+        writers = np.repeat([part.writer.number for part in parts], counts)
+        order = np.lexsort([numbers, writers])
+
+    def join(arrays: Sequence[Any]) -> Any:
+        if order is None:
+            return arrays[0]
+        return namespace(arrays[0]).concatenate(_promote(name, arrays))[order]
+
+    stacked = sum(counts) > 1 or first.segment.schema.stacked
+    outer, lanes = first.key.outer, first.key.lanes
+    tags = all_tags(part.key.tags for part in parts)
+    columns = first.key.columns
+    ndims = tuple(
+        len(columns[i].shape) - lanes - outer - (columns[i].impl is not None)
+        for i in leaf_order(first.key.tree, len(columns))
+    )
+    value = build_tree(
+        first.key.tree, [join(column) for column in zip(*leaves, strict=True)]
+    )
+    mask = next((mask for mask in masks if mask is not None), None)
+    if mask is not None:  # without a mask, all lanes happened
+        lane_shape = mask.shape[1:]
+        pairs = zip(masks, counts, strict=True)
+        mask = join(
+            [
+                np.ones((count, *lane_shape), bool) if one is None else one
+                for one, count in pairs
+            ]
+        )
+    key = Key(
+        value,
+        {step: join([by_step[step] for by_step in steps]) for step in steps[0]},
+        mask,
+        KeyInfo(True, lanes + outer, ndims, tags),
+    )
+    if outer:
+        key = key.arrays(lambda x, axis: namespace(x).moveaxis(x, 0, outer))
+        key = key._replace(info=KeyInfo(True, lanes, ndims, tags))
+    if not stacked:
+        key = key.arrays(lambda x, axis: namespace(x).squeeze(x, axis))
+        key = key._replace(info=KeyInfo(False, lanes, ndims, tags))
+    return key
+
+
+def _promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
+    """Converts arrays to one dtype, without changing any number.
+
+    A Python number logged outside a JAX program has more bits than one logged inside.
+    """
+    if len({array.dtype for array in arrays}) == 1:
+        return arrays
+    dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
+    try:
+        common = np.result_type(*(array.dtype for array in arrays))
+    except TypeError:  # NumPy cannot promote the dtypes of `ml_dtypes`
+        common = np.dtype(np.float64)
+    try:
+        promoted = [array.astype(common) for array in arrays]
+    except TypeError:
+        promoted = []
+    for old, new in zip(arrays, promoted, strict=False):
+        back = new.astype(old.dtype)
+        # NaN is not equal to itself
+        if not np.all((back == old) | ((back != back) & (old != old))):
+            promoted = []
+    if not promoted:
+        raise StoreError(
+            f"{name!r} was written as {dtypes}, and no dtype can hold all its values. "
+            "Load the other keys by their names."
+        )
+    return promoted
+
+
+def _form(part: KeyPart) -> Any:
+    """What all parts of a key must have in common."""
+    columns = [(c.shape, c.impl) for c in part.key.columns]
+    steps = sorted((name, c.shape) for name, c in part.segment.schema.steps)
+    return part.key.tree, columns, part.key.outer, part.key.lanes, steps
