@@ -200,15 +200,15 @@ def test_the_time_that_is_left_is_that_of_the_steps_seen(monkeypatch):
     clock = types.SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(view, "time", clock)
-    viewer, run = view.Viewer(total=1000, apart=False), Curves("run")
+    viewer, run = view.Viewer(total=1000, per_run=False), Curves("run")
 
     def left(now, step):
         clock.now = now
         run.add(lox.logdict({"x": np.ones(())}, {"step": {"x": np.array(step)}}))
         progress = viewer.view([run]).progress
-        return progress.percent, progress.left
+        return progress.percent, progress.time_left
 
-    assert viewer.view([run]).progress.left == ""
+    assert viewer.view([run]).progress.time_left == ""
     assert left(60.0, 499) == (50, "")  # resumed, after a minute of compilation
     assert left(61.0, 509) == (51, "0:49")
     assert left(80.0, 899) == (90, "0:05")
@@ -253,7 +253,7 @@ def test_a_file_that_is_closed_or_knows_few_characters_is_no_problem():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"runs": "beside"}, "`runs` of `ConsoleLogger` is 'beside'; there are"),
+        ({"runs": "beside"}, "`runs` of `ConsoleLogger` is 'beside'; it must be"),
         ({"total": 0}, "`total` of `ConsoleLogger` is 0; it must be positive"),
         ({"every": -1.0}, "`every` of `ConsoleLogger` is -1.0; it must be positive"),
     ],

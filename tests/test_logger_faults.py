@@ -223,7 +223,7 @@ def test_a_refused_init_under_vmap_is_raised_at_once():
 
 
 def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
-    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", 5)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", 5)
     forever = threading.Event()
 
     class Hangs(MemoryLogger):
@@ -492,9 +492,11 @@ def test_a_config_that_is_traced_is_refused():
     def f(lr):
         lox.loggers.SaveLogger("store", config={"lr": lr})
 
-    with pytest.raises(lox.LoxTypeError, match=r"`config` has .*`logger.init\(key"):
+    with pytest.raises(
+        lox.LoxTypeError, match=r"`config` contains .*`logger.init\(key"
+    ):
         jax.jit(f)(0.1)
-    with pytest.raises(lox.LoxTypeError, match="is a dict or a dataclass, not 3"):
+    with pytest.raises(lox.LoxTypeError, match="must be a dict or a dataclass, not 3"):
         lox.loggers.SaveLogger("store", config=3)
 
 
@@ -728,7 +730,7 @@ def test_trackers_look_at_logs_that_seem_to_be_like_those_before():
     (table,) = tracker.tables(logs)
     assert table.scalars["x"].tolist() == [2.0]
     dict.__setitem__(logs, "x", np.ones((2, 3)))
-    assert lox.loggers._trackers.tracker._simple_table(logs) is None
+    assert lox.loggers._trackers.tracker._scalar_table(logs) is None
 
 
 # --- an `init` that rows of other devices overtake ---------------------------

@@ -359,7 +359,7 @@ def test_every_run_can_have_a_config_of_its_own(jit):
     state = logger.init(9, config={"lr": np.float32(0.1), "name": "one"})
     logger.finish(state)
     assert lox.runs("store")[0].config == {"net": "mlp", "lr": 0.1, "name": "one"}
-    with pytest.raises(lox.LoxTypeError, match="a run's `config` is a dict .*not 3"):
+    with pytest.raises(lox.LoxTypeError, match="a run's `config` must be .*not 3"):
         logger.init(10, config=3)
 
 
@@ -647,7 +647,7 @@ def test_finish_inside_jit_waits_for_every_lane():
 
 
 def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
-    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", 4)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", 4)
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -660,7 +660,7 @@ def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
 
 
 def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
-    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_BYTES", 1000)
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -674,7 +674,7 @@ def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [2, 1000], ids=["full queue", "at the end"])
 def test_a_backend_that_hangs_is_given_up(monkeypatch, jobs):
-    monkeypatch.setattr(lox.loggers._runs.queue, "_MOST_JOBS", jobs)
+    monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", jobs)
     logger, memory = SlowLogger(), MemoryLogger()
     logger.patience = 0.2
     logger.may_go_on.clear()

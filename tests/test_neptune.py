@@ -183,7 +183,7 @@ def test_histograms_and_images_are_logged_when_asked_for():
         "flat": np.ones(3),
     }
     with pytest.warns(
-        lox.LoxWarning, match="leaves out 'flat', which is asked for as an image"
+        lox.LoxWarning, match="leaves out 'flat', which `images` selects"
     ):
         logger.log(state, lox.logdict(logs, {"step": dict.fromkeys(logs, 3)}))
         logger.finish(state)

@@ -113,8 +113,9 @@ def test_rows_without_a_step_are_counted(tmp_path):
         for time in (0.0, 0.5, 0.75):
             logger.log(state, lox.logdict({"t": time}, {"time": {"t": time}}))
     assert len(seen) == 2
-    assert "draws 't' over 'time': it has no step 'episode'" in str(seen[0].message)
-    assert "counts the rows instead of 'time'" in str(seen[1].message)
+    assert "plots 't' over the step 'time'" in str(seen[0].message)
+    assert "these rows have no step 'episode'" in str(seen[0].message)
+    assert "counts rows instead of using the step 'time'" in str(seen[1].message)
     logger.finish(state)
     found = read(next(tmp_path.iterdir()))
     assert curve(found, "x") == ([0, 1, 2], [0, 1, 2])
@@ -134,7 +135,7 @@ def test_arrays_are_shown_when_they_are_asked_for(tmp_path):
     logger.log(state, {"image": (pixels[..., 0] * 255).astype(np.uint8)})
     with pytest.warns(lox.LoxWarning, match="leaves out 'w'.*`histograms='w'`"):
         logger.log(state, {"w": values})
-    with pytest.warns(lox.LoxWarning, match=r"leaves out 'image'.*not \(3,\)"):
+    with pytest.warns(lox.LoxWarning, match=r"leaves out 'image'.*is \(3,\)"):
         logger.log(state, {"image": np.ones(3), "h": np.full(3, 1e30)})
     logger.finish(state)
     found = read(next(tmp_path.iterdir()))
@@ -261,7 +262,7 @@ def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, monkeypatch):
     state = logger.init(0)
     logger.log(state, {"x": 0, "h": np.arange(3)})
     shutil.rmtree("there")
-    with pytest.warns(lox.LoxWarning, match="was removed while it was writ") as seen:
+    with pytest.warns(lox.LoxWarning, match="removed while it was being writ") as seen:
         for i in (1, 2, 3):
             logger.log(state, {"x": i, "h": np.arange(3)})
         logger.finish(state)

@@ -284,7 +284,7 @@ def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, kind, monkeypatch):
     state = logger.init(0)
     logger.log(state, {"x": 0})
     shutil.rmtree("there")
-    with pytest.warns(lox.LoxWarning, match="was removed while it was writ") as seen:
+    with pytest.warns(lox.LoxWarning, match="removed while it was being writ") as seen:
         for i in (1, 2, 3):
             logger.log(state, {"x": i})
         logger.finish(state)

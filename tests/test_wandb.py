@@ -228,7 +228,9 @@ def test_numbers_are_exact_and_need_not_be_finite():
 def test_keys_of_one_event_are_one_row_and_keys_without_steps_have_none():
     logger = offline(step="epoch")
     state = logger.init(0)
-    with pytest.warns(lox.LoxWarning, match="draws 'a' over 'step'.*no step 'epoch'"):
+    with pytest.warns(
+        lox.LoxWarning, match="plots 'a' over the step 'step'.*no step 'epoch'"
+    ):
         logger.tap(log_of_many_kinds, state)(2.0)
         logger.finish(state)
     (run,) = written().values()
@@ -337,7 +339,7 @@ def test_arrays_are_left_out_unless_asked_for():
     texts = sorted(str(warning.message) for warning in seen)
     assert len(texts) == 2 and all("leaves out" in text for text in texts)
     assert "'array'" in texts[0] and "histograms='array'" in texts[0]
-    assert "'flat', which is asked for as an image" in texts[1]
+    assert "'flat', which `images` selects" in texts[1]
     assert written_rows() == [{"x": 1.0}] * 2
 
 
@@ -490,9 +492,9 @@ def test_mistakes_are_explained():
         lox.wandb.log(state, lox.logdict({"x": 1}), step=2)
     with pytest.raises(lox.LoxTypeError, match="needs a `key` inside `jax.jit`"):
         jax.jit(lambda: lox.wandb.init(mode="offline"))()
-    with pytest.raises(lox.LoxTypeError, match="'projct'.* Do you mean 'project'"):
+    with pytest.raises(lox.LoxTypeError, match="'projct'. Did you mean 'project'"):
         lox.wandb.WandbLogger(projct="tests")
-    with pytest.raises(lox.LoxValueError, match="'offlin'; W&B has 'online', 'offl"):
+    with pytest.raises(lox.LoxValueError, match="'offlin'; it must be one of 'onl"):
         lox.wandb.init(6, project="tests", mode="offlin")
     lox.wandb.log(state, {"x": np.arange(3)}, step=2)
     lox.wandb.finish(state)

@@ -1,6 +1,6 @@
-"""Neptune, inside and outside of `jax.jit`, `jax.vmap` and `scan`.
+"""Neptune, inside and outside `jax.jit`, `jax.vmap` and `scan`.
 
-Neptune's hosted service was closed in March 2026: runs are written to this machine.
+Neptune's hosted service was closed in March 2026: runs are written to local files.
 
     @jax.jit
     @jax.vmap
@@ -11,51 +11,51 @@ Neptune's hosted service was closed in March 2026: runs are written to this mach
         ...
         lox.neptune.finish(state)
 
-Every lane of a `vmap` is a run of its own. `NeptuneLogger` does the same for functions
-that call `lox.log`.
+Each lane of a `vmap` is a separate run. For functions that call `lox.log`, use
+`NeptuneLogger`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from .loggers._base import LoggerState
-from .loggers._trackers.functions import Functions
+from .loggers._trackers.functions import FunctionLogger
 from .loggers._trackers.neptune import NeptuneLogger as NeptuneLogger
 
-_functions = Functions(NeptuneLogger, __name__)
+_logger = FunctionLogger(NeptuneLogger, __name__)
 
 
 def init(key: Any = None, **options: Any) -> LoggerState:
-    """Begins a run; under `jax.vmap`, one a lane, in a group.
+    """Starts a run; under `jax.vmap`, one per lane, in one group.
 
     Args:
-        key: a key of `jax.random`, or a number, that tells the run from others. By
-            default, outside of JAX's transformations, a random one.
-        **options: those of `NeptuneLogger`, and so of `neptune.init_run`: `project`,
-            `config`, `group`, `mode`. Of `config`, values may be traced, and differ
-            between lanes; the others are the same for all.
+        key: a `jax.random` key or an integer that identifies the run. By default a
+            random one, outside JAX transformations.
+        **options: options of `NeptuneLogger`, and so of `neptune.init_run`: `project`,
+            `config`, `group`, `mode`. The values in `config` may be traced and differ
+            between lanes; all other options are the same for all lanes.
 
     Returns:
-        The state for `log` and `finish`, a pytree.
+        The state to pass to `log` and `finish`, a pytree.
     """
-    return _functions.init(key, **options)
+    return _logger.init(key, **options)
 
 
 def log(state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
-    """Logs values, wherever in a program this is called.
+    """Logs values, anywhere in a program.
 
     Args:
-        state: what `init` gave.
-        logs: the values by name, or logs such as `lox.spool` returns.
-        **steps: step numbers, by any name: `step=i`. They need not grow.
+        state: the state returned by `init`.
+        logs: values by name, or logs returned by `lox.spool`.
+        **steps: step numbers, by any name: `step=i`. They need not increase.
     """
-    _functions.log(state, logs, **steps)
+    _logger.log(state, logs, **steps)
 
 
 def finish(state: LoggerState) -> None:
-    """Ends the runs; all that was logged to them is written then.
+    """Ends the runs, after everything logged to them was written.
 
     Args:
-        state: what `init` gave.
+        state: the state returned by `init`.
     """
-    _functions.finish(state)
+    _logger.finish(state)

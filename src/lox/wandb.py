@@ -1,4 +1,4 @@
-"""Weights & Biases, inside and outside of `jax.jit`, `jax.vmap` and `scan`.
+"""Weights & Biases, inside and outside `jax.jit`, `jax.vmap` and `scan`.
 
     @jax.jit
     @jax.vmap
@@ -9,51 +9,51 @@
         ...
         lox.wandb.finish(state)
 
-Every lane of a `vmap` is a run of its own. `WandbLogger` does the same for functions
-that call `lox.log`.
+Each lane of a `vmap` is a separate run. For functions that call `lox.log`, use
+`WandbLogger`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from .loggers._base import LoggerState
-from .loggers._trackers.functions import Functions
+from .loggers._trackers.functions import FunctionLogger
 from .loggers._trackers.wandb import WandbLogger as WandbLogger
 
-_functions = Functions(WandbLogger, __name__)
+_logger = FunctionLogger(WandbLogger, __name__)
 
 
 def init(key: Any = None, **options: Any) -> LoggerState:
-    """Begins a run; under `jax.vmap`, one a lane, in a group.
+    """Starts a run; under `jax.vmap`, one per lane, in one group.
 
     Args:
-        key: a key of `jax.random`, or a number, that tells the run from others. By
-            default, outside of JAX's transformations, a random one.
-        **options: those of `WandbLogger`, and so of `wandb.init`: `project`, `config`,
-            `group`, `mode`. Of `config`, values may be traced, and differ between
-            lanes; the others are the same for all.
+        key: a `jax.random` key or an integer that identifies the run. By default a
+            random one, outside JAX transformations.
+        **options: options of `WandbLogger`, and so of `wandb.init`: `project`,
+            `config`, `group`, `mode`. The values in `config` may be traced and differ
+            between lanes; all other options are the same for all lanes.
 
     Returns:
-        The state for `log` and `finish`, a pytree.
+        The state to pass to `log` and `finish`, a pytree.
     """
-    return _functions.init(key, **options)
+    return _logger.init(key, **options)
 
 
 def log(state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
-    """Logs values, wherever in a program this is called.
+    """Logs values, anywhere in a program.
 
     Args:
-        state: what `init` gave.
-        logs: the values by name, or logs such as `lox.spool` returns.
-        **steps: step numbers, by any name: `step=i`. They need not grow.
+        state: the state returned by `init`.
+        logs: values by name, or logs returned by `lox.spool`.
+        **steps: step numbers, by any name: `step=i`. They need not increase.
     """
-    _functions.log(state, logs, **steps)
+    _logger.log(state, logs, **steps)
 
 
 def finish(state: LoggerState) -> None:
-    """Ends the runs; W&B has all that was logged to them then.
+    """Ends the runs, after W&B has received everything logged to them.
 
     Args:
-        state: what `init` gave.
+        state: the state returned by `init`.
     """
-    _functions.finish(state)
+    _logger.finish(state)

@@ -1,4 +1,7 @@
-"""Loggers: what sends the logs of runs somewhere, one run a vmapped seed."""
+"""Loggers that send runs to disk, the terminal or an experiment tracker.
+
+Under `jax.vmap`, each lane is a separate run.
+"""
 
 from ._base import Logger as Logger, LoggerState as LoggerState, RunInfo as RunInfo
 from ._console.logger import ConsoleLogger as ConsoleLogger

@@ -1,4 +1,4 @@
-"""`MultiLogger`: several loggers at once."""
+"""`MultiLogger`: sends runs to multiple loggers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,12 +13,12 @@ from ._runs.open_runs import Words
 
 
 class MultiLogger(Logger):
-    """Hands everything to several loggers.
+    """Sends runs to multiple loggers.
 
-    One that fails stops neither the program nor the others.
+    A logger that fails stops neither the program nor the other loggers.
 
     Args:
-        *loggers: the loggers. Their runs are begun and ended by this one. Without any,
+        *loggers: the loggers, whose runs this one opens and closes. Without any,
             nothing is logged.
     """
 
@@ -29,8 +29,8 @@ class MultiLogger(Logger):
         for logger in loggers:
             if not isinstance(logger, Logger):
                 raise LoxTypeError(
-                    f"`MultiLogger` takes loggers, not {logger!r:.80}; of a list of "
-                    "them, `MultiLogger(*loggers)`."
+                    f"`MultiLogger` takes loggers, not {logger!r:.80}. To pass a list, "
+                    "write `MultiLogger(*loggers)`."
                 )
         self.loggers = loggers
 
@@ -39,23 +39,22 @@ class MultiLogger(Logger):
             logger._runs.check(run.key)
 
     def _begin(self, words: Words, config: Mapping[str, Any], late: bool) -> Words:
-        begun: list[Logger] = []
+        opened: list[Logger] = []
         for logger in self.loggers:
             try:
                 logger._runs.open(words, late=late, config=config)
             except LoxError as error:
-                if late:  # the program has gone on: the others get its logs
+                if late:  # the program is running: the other loggers get its logs
                     self._runs.raise_later(error)
                     continue
-                for other in begun:  # all of them, or none
+                for other in opened:  # open the run in every logger, or in none
                     other._runs.close(words)
                 raise
-            begun.append(logger)
+            opened.append(logger)
         return words
 
     def _adopt(self, run: Words, info: RunInfo) -> bool:
-        adopt = [partial(one._runs.adopt, run, info.config) for one in self.loggers]
-        all_of(adopt)
+        all_of(partial(logger._runs.adopt, run, info.config) for logger in self.loggers)
         return True
 
     def open(self, run: RunInfo) -> Words:

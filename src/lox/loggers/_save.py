@@ -1,4 +1,4 @@
-"""`SaveLogger`: runs on disk."""
+"""`SaveLogger`: runs in a store on disk."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
 
 
 def mode_of(exists: str, logger: str) -> str:
-    """How to open runs, given what the user says of those that exist."""
+    """Returns the mode in which to open runs, for an `exists` option."""
     if exists not in _MODES:
         raise LoxValueError(
             f"`exists` of `{logger}` is {exists!r}; there are "
@@ -28,15 +28,15 @@ def mode_of(exists: str, logger: str) -> str:
 
 
 class SaveLogger(Logger):
-    """Saves each run in a directory of a store, from which `lox.load` reads it.
+    """Saves each run to a directory of a store, for `lox.load` to read.
 
-    A row that was handed over is on disk as far as the process is concerned: killing it
-    loses nothing. `finish` also waits for the disk itself.
+    Rows that have been written survive if the process is killed. `finish` also flushes
+    them to the disk, so that they survive a crash of the machine.
 
     Args:
         path: the store's directory.
-        config: what to remember of the runs; JSON.
-        exists: what to do with a run that is there already: `"new"` refuses it,
+        config: the config of the runs, saved as JSON.
+        exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
 
     Example:
@@ -68,7 +68,7 @@ class SaveLogger(Logger):
         exists: str = "new",
     ) -> None:
         super().__init__(config)
-        # where it is now, wherever the process may go
+        # absolute, since the process may change its working directory
         self._path = pathlib.Path(path).absolute()
         self._mode = mode_of(exists, "SaveLogger")
 
@@ -82,7 +82,7 @@ class SaveLogger(Logger):
     def _adopt(self, run: Writer, info: RunInfo) -> bool:
         path = self._path / info.name / RUN_FILE
         about = read_json(path)
-        if about["config"] == self.config:  # a run that is resumed keeps its own
+        if about["config"] == self.config:  # a resumed run keeps its own config
             write_json(path, {**about, "config": dict(info.config)})
         return True
 

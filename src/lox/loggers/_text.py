@@ -1,4 +1,4 @@
-"""`CSVLogger` and `JSONLinesLogger`: runs as text."""
+"""`CSVLogger` and `JSONLinesLogger`: one text file per run."""
 
 import contextlib
 import csv
@@ -16,14 +16,14 @@ from lox._logs.logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._trackers.tables import Array, exact, free, tables
+from ._trackers.tables import Array, tables, unique_name, widen_subnormals
 
-# Windows has no such locks
+# Windows has no `fcntl` locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 class TextLogger(Logger):
-    """What the loggers that write text share: a file a run."""
+    """Base class of loggers that write one text file per run."""
 
     suffix = ""
 
@@ -34,34 +34,34 @@ class TextLogger(Logger):
         exists: str = "new",
     ) -> None:
         super().__init__(config)
-        self._given = pathlib.Path(path)
-        # where it is now, wherever the process may go
-        self._path = self._given.absolute()
+        self._given_path = pathlib.Path(path)
+        # absolute, since the process may change its working directory
+        self._path = self._given_path.absolute()
         self._mode = mode_of(exists, type(self).__name__)
 
-    def _name_of(self, run: RunInfo) -> str:
+    def _file_name(self, run: RunInfo) -> str:
         return f"{run.name}{self.suffix}"
 
     def _check(self, run: RunInfo) -> None:
-        if self._mode == "x" and (self._path / self._name_of(run)).exists():
-            raise self._refusal(run)
+        if self._mode == "x" and (self._path / self._file_name(run)).exists():
+            raise self._already_exists(run)
 
-    def _refusal(self, run: RunInfo) -> StoreError:
+    def _already_exists(self, run: RunInfo) -> StoreError:
         return StoreError(
-            f"a run already exists at {self._given / self._name_of(run)}. Choose "
-            f"another path or key, or say what to do with it: {REMEDY}."
+            f"a run already exists at {self._given_path / self._file_name(run)}. "
+            f"Choose another path or key, or say what to do with it: {REMEDY}."
         )
 
     def open_file(self, run: RunInfo) -> io.FileIO:
-        """The run's file, at its end; beside it goes what the run was made with."""
+        """Opens the run's file for appending, and writes its config beside it."""
         try:
-            return self._open_file(run, self._path / self._name_of(run))
+            return self._open_file(run, self._path / self._file_name(run))
         except OSError as error:
-            given = self._given / self._name_of(run)
+            given = self._given_path / self._file_name(run)
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
 
     def _adopt(self, run: Any, info: RunInfo) -> bool:
-        path = self._path / self._name_of(info)
+        path = self._path / self._file_name(info)
         _write_config(path.with_suffix(".config.json"), info.config)
         return True
 
@@ -72,33 +72,36 @@ class TextLogger(Logger):
             path.unlink(missing_ok=True)
             config.unlink(missing_ok=True)
         try:
-            file = _opened(path, os.O_CREAT | (os.O_EXCL if self._mode == "x" else 0))
+            exclusive = os.O_EXCL if self._mode == "x" else 0
+            file = _open_for_append(path, os.O_CREAT | exclusive)
         except FileExistsError:
-            raise self._refusal(run) from None
+            raise self._already_exists(run) from None
         try:
             if self._mode == "a":
                 with _locked(file):
                     _cut_torn_line(file)
-            if run.config:  # only now: before, it could be the config of another's run
+            # only now that the run is ours: until here, another process could own it
+            if run.config:
                 _write_config(config, run.config)
         except BaseException:
             file.close()
-            if self._mode == "x":  # so that one may try again
+            if self._mode == "x":  # so that a retry can create it
                 path.unlink(missing_ok=True)
             raise
         return file
 
 
 class JSONLinesLogger(TextLogger):
-    """Writes a line of JSON a row, a file a run: `path/<run>.jsonl`.
+    """Writes one line of JSON per row, one file per run: `path/<run>.jsonl`.
 
-    Steps come first. Values that are arrays are lists; of a nested value, each leaf
-    goes by its path (`net/w`). `NaN` and `Infinity` are as Python's `json` reads them.
+    Steps come first. Arrays are written as lists. The leaves of a nested value are
+    named by their paths (`net/w`). `NaN` and `Infinity` are written as Python's `json`
+    reads them.
 
     Args:
         path: the directory of the files.
-        config: what to remember of the runs, in `path/<run>.config.json`.
-        exists: what to do with a run that is there already: `"new"` refuses it,
+        config: the config of the runs, saved as `path/<run>.config.json`.
+        exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
 
     Example:
@@ -122,7 +125,8 @@ class JSONLinesLogger(TextLogger):
 
     def write(self, run: io.FileIO, logs: logdict) -> None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(logs)]
-        with _locked(run):  # one who resumes the run must not take it for a torn line
+        # locked, so that a process that resumes the run sees no line half written
+        with _locked(run):
             _append(run, "".join(lines))
 
     def close(self, run: io.FileIO) -> None:
@@ -130,16 +134,16 @@ class JSONLinesLogger(TextLogger):
 
 
 class CSVLogger(TextLogger):
-    """Writes a table a run, with a column a key and step: `path/<run>.csv`.
+    """Writes one table per run, with one column per key and step: `path/<run>.csv`.
 
-    A row is what was logged together; what was not is empty in it. A key that comes for
-    the first time adds a column, for which the file is written anew. Values that are
-    arrays are lists, as JSON; of a nested value, each leaf is a column (`net/w`).
+    A row holds what was logged together; its other cells are empty. A new key adds a
+    column, which rewrites the file. Arrays are written as JSON lists. Each leaf of a
+    nested value is a column (`net/w`).
 
     Args:
         path: the directory of the files.
-        config: what to remember of the runs, in `path/<run>.config.json`.
-        exists: what to do with a run that is there already: `"new"` refuses it,
+        config: the config of the runs, saved as `path/<run>.config.json`.
+        exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
 
     Example:
@@ -170,7 +174,7 @@ class CSVLogger(TextLogger):
 
 
 class _CSVFile:
-    """A table, to which other processes may write as well."""
+    """A CSV file that several processes may append to."""
 
     def __init__(self, file: io.FileIO) -> None:
         self.file = file
@@ -178,11 +182,11 @@ class _CSVFile:
         self._read_header()
 
     def _read_header(self) -> None:
-        with self._reader() as found:
-            self._columns = next(csv.reader(found), [])
+        with self._reader() as lines:
+            self._columns = next(csv.reader(lines), [])
 
     def _reader(self) -> io.TextIOWrapper:
-        # not by its path, where there may be another one by now
+        # by its descriptor, since another file may be at its path by now
         self.file.seek(0)
         return open(self.file.fileno(), newline="", encoding="utf-8", closefd=False)
 
@@ -191,9 +195,9 @@ class _CSVFile:
             self._reopen()
 
     def _try_to_write(self, rows: list[dict[str, Any]]) -> bool:
-        """Writes the rows, unless there is another file in the place of this one."""
+        """Appends the rows; returns False if a wider file has replaced this one."""
         with _locked(self.file):
-            if not self._is_in_place():  # another writer has put a wider one there
+            if not self._is_at_path():  # another writer has added columns
                 return False
             columns = dict.fromkeys(self._columns)
             for row in rows:
@@ -201,23 +205,23 @@ class _CSVFile:
             if len(columns) > len(self._columns):
                 self._widen(list(columns))
                 return False
-            _append(self.file, self._text(rows))
+            _append(self.file, self._format(rows))
             return True
 
-    def _is_in_place(self) -> bool:
+    def _is_at_path(self) -> bool:
         try:
-            there = os.stat(self.path)
+            at_path = os.stat(self.path)
         except FileNotFoundError:
-            raise _removed(self.file) from None
-        return os.path.samestat(there, os.fstat(self.file.fileno()))
+            raise _removed_error(self.file) from None
+        return os.path.samestat(at_path, os.fstat(self.file.fileno()))
 
     def _reopen(self) -> None:
-        file = _opened(self.path)
+        file = _open_for_append(self.path)
         self.file.close()
         self.file = file
         self._read_header()
 
-    def _text(self, rows: list[dict[str, Any]]) -> str:
+    def _format(self, rows: list[dict[str, Any]]) -> str:
         text = io.StringIO()
         writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
         for row in rows:
@@ -229,24 +233,24 @@ class _CSVFile:
         return text.getvalue()
 
     def _widen(self, columns: list[str]) -> None:
-        """Puts a file with the same rows and more columns in the place of this one."""
-        more = "," * (len(columns) - len(self._columns)) + "\n"
-        # where there are no locks, two may do it at once
-        other = self.path.with_suffix(f".csv.{secrets.token_hex(4)}.new")
+        """Replaces the file with one that has the same rows and more columns."""
+        empty_cells = "," * (len(columns) - len(self._columns)) + "\n"
+        # a random name: without locks, two processes may widen the file at once
+        new_path = self.path.with_suffix(f".csv.{secrets.token_hex(4)}.new")
         try:
             with (
                 self._reader() as old,
-                other.open("x", newline="", encoding="utf-8") as new,
+                new_path.open("x", newline="", encoding="utf-8") as new,
             ):
                 new.write(_header(columns))
                 old.seek(len(_header(self._columns).encode()))
-                for line in old:  # rows have no line breaks in them
-                    new.write(line.rstrip("\n") + more)
-            if fcntl is None:  # Windows replaces no file that is open
+                for line in old:  # rows contain no line breaks
+                    new.write(line.rstrip("\n") + empty_cells)
+            if fcntl is None:  # Windows cannot replace an open file
                 self.file.close()
-            other.replace(self.path)
+            new_path.replace(self.path)
         except BaseException:
-            other.unlink(missing_ok=True)
+            new_path.unlink(missing_ok=True)
             raise
 
 
@@ -254,48 +258,50 @@ def _header(columns: list[str]) -> str:
     if not columns:
         return ""
     text = io.StringIO()
-    # Python quotes a line feed, but not a carriage return, which ends a line, too
-    odd = any("\r" in column for column in columns)
-    quoting: Any = csv.QUOTE_ALL if odd else csv.QUOTE_MINIMAL
+    # `csv` quotes line feeds, but not carriage returns, which also end a line
+    has_return = any("\r" in column for column in columns)
+    quoting: Any = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
     csv.writer(text, lineterminator="\n", quoting=quoting).writerow(columns)
     return text.getvalue()
 
 
 def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
-    """Steps and values of each row, as Python's own numbers and lists."""
+    """Yields the steps and values of each row as Python numbers and lists."""
     for length, steps, values in tables(logs):
         taken: set[str] = set()
-        columns = {free(name, taken): _numbers(x) for name, x in steps.items()}
-        columns |= {free(name, taken): _numbers(x) for name, x in values.items()}
+        columns = {
+            unique_name(name, taken): _to_python(column)
+            for name, column in (*steps.items(), *values.items())
+        }
         for i in range(length):
             yield {name: column[i] for name, column in columns.items()}
 
 
-def _numbers(column: Array) -> list[Any]:
-    """As Python's own; of those with few bits, no more digits than they have."""
+def _to_python(column: Array) -> list[Any]:
+    """Converts a column to Python values, narrow floats without spurious digits."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
-        wide = exact(column)
+        wide = widen_subnormals(column)
         return (column.astype(str).astype(float) if wide is column else wide).tolist()
     if column.dtype.kind in "cO":
         return column.astype(str).tolist()
     return column.tolist()
 
 
-def _opened(path: pathlib.Path, more: int = 0) -> io.FileIO:
-    """A file to append to; by itself, this makes none.
+def _open_for_append(path: pathlib.Path, extra_flags: int = 0) -> io.FileIO:
+    """Opens a file for appending; creates it only if `extra_flags` say so.
 
-    It has no buffer: what a call has written is there, whatever happens to the process.
+    The file is unbuffered, so that rows survive if the process is killed.
     """
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags & ~os.O_CREAT | more, 0o666)
+        return os.open(name, flags & ~os.O_CREAT | extra_flags, 0o666)
 
     return io.FileIO(path, "a+", opener=opener)
 
 
 @contextlib.contextmanager
 def _locked(file: io.FileIO) -> Iterator[None]:
-    """Keeps other writers waiting; of who is killed, the system takes the lock back."""
+    """Locks out other writers; the system unlocks the file if the process is killed."""
     locked = _lock(file)
     try:
         yield
@@ -313,41 +319,41 @@ def _lock(file: io.FileIO) -> bool:
 
 
 def _append(file: io.FileIO, text: str) -> None:
-    """All of it, or nothing."""
+    """Appends the whole text, or nothing."""
     view = memoryview(text.encode())
     end = file.seek(0, os.SEEK_END)
     try:
         while view:
             view = view[file.write(view) or 0 :]
         if os.fstat(file.fileno()).st_nlink == 0:
-            raise _removed(file)
+            raise _removed_error(file)
     except BaseException:
         file.truncate(end)
         raise
 
 
-def _removed(file: io.FileIO) -> FileNotFoundError:
+def _removed_error(file: io.FileIO) -> FileNotFoundError:
     path = os.fsdecode(file.name)
-    return FileNotFoundError(f"{path} was removed while it was written")
+    return FileNotFoundError(f"{path} was removed while it was being written")
 
 
 def _cut_torn_line(file: io.FileIO) -> None:
-    """Removes the beginning of a line that a killed process left."""
+    """Removes the incomplete last line that a killed process has left."""
     with open(file.fileno(), "rb", closefd=False) as reader:
         end = reader.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65536)
             reader.seek(start)
-            found = reader.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
+            newline = reader.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
                 break
             end = start
     file.truncate(end)
 
 
 def _write_config(path: pathlib.Path, config: Mapping[str, Any]) -> None:
-    """A run that is resumed keeps the one that it has."""
+    """Writes a run's config; a resumed run keeps the one it has."""
     try:
         file = path.open("x")
     except FileExistsError:

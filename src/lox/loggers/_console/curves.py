@@ -1,4 +1,4 @@
-"""What `ConsoleLogger` remembers of a run: a few numbers a key, however many rows."""
+"""The state of `ConsoleLogger` per run: a few numbers per key, not every row."""
 
 import functools
 import math
@@ -14,96 +14,97 @@ from lox._logs.logdict import logdict
 Array = np.ndarray[Any, Any]
 _NUMPY = np.ndarray, np.generic
 _NUMBERS = bool, int, float, complex
-RECENT = 256  # rows of history that a sparkline is drawn of
+RECENT = 256  # rows of history in a sparkline
 
 
 class Summary(NamedTuple):
-    """What is shown of an array; complex ones by their magnitude."""
+    """Statistics of the finite values of an array; of the magnitude, if complex."""
 
     shape: tuple[int, ...]
     mean: float
     low: float
     high: float
-    strange: int  # how many are not finite
+    nonfinite: int  # how many values are not finite
 
 
 class Curve:
-    """The last value of one row of the table, and its recent history.
+    """The last value and the recent history of one row of the table.
 
     Attributes:
-        last: a Python number, the `Summary` of an array, or text for what is neither.
+        last: a Python number, the `Summary` of an array, or text for anything else.
         steps: the last step numbers, by name.
-        count: how many rows there were.
+        count: the number of rows logged.
     """
 
-    __slots__ = ("_at", "_recent", "count", "last", "steps")
+    __slots__ = ("_recent", "_written", "count", "last", "steps")
 
     def __init__(self) -> None:
         self.last: Any = ""
         self.steps: dict[str, Any] = {}
         self.count = 0
+        # a ring buffer, and how many numbers were written to it
         self._recent: Array = np.empty(RECENT)
-        self._at = 0  # how many were put there: the next place, around and around
+        self._written = 0
 
-    def put_last(self, value: Any) -> None:
-        """One more row, of a Python number; or of text, which has no history."""
+    def add_value(self, value: Any) -> None:
+        """Adds a row with a Python number, or with text, which has no history."""
         if isinstance(value, _NUMBERS):
             self.last = value
             if isinstance(value, complex):
                 value = math.hypot(value.real, value.imag)
             try:
-                self._put(value)
-            except OverflowError:  # an integer beyond all floats
+                self._append(value)
+            except OverflowError:  # an integer too large for a float
                 self.last = math.inf if value > 0 else -math.inf
-                self._put(self.last)
+                self._append(self.last)
         else:
             self.last = str(value)
 
-    def put_array(self, array: Array) -> None:
-        """One more row, of an array of any shape; its lanes first."""
+    def add_array(self, array: Array) -> None:
+        """Adds a row with an array of any shape, behind a lane axis."""
         numbers = as_floats(array)
         if numbers is None:
-            self.last = _text(array.dtype, array.shape[1:])
+            self.last = _type_text(array.dtype, array.shape[1:])
             return
-        good = np.isfinite(numbers)
-        strange = numbers.size - int(np.count_nonzero(good))
-        if strange:
-            numbers = numbers[good]
+        finite = np.isfinite(numbers)
+        nonfinite = numbers.size - int(np.count_nonzero(finite))
+        if nonfinite:
+            numbers = numbers[finite]
         mean = low = high = math.nan
         if numbers.size:
             mean, low, high = _statistics(numbers)
-            self._put(mean)
-        self.last = Summary(array.shape[1:], mean, low, high, strange)
+            self._append(mean)
+        self.last = Summary(array.shape[1:], mean, low, high, nonfinite)
 
-    def _put(self, number: float) -> None:
-        self._recent[self._at % RECENT] = number
-        self._at += 1
+    def _append(self, number: float) -> None:
+        self._recent[self._written % RECENT] = number
+        self._written += 1
 
-    def put_all(self, numbers: Array) -> None:
+    def extend_history(self, numbers: Array) -> None:
         numbers = numbers[-RECENT:]
-        start = self._at % RECENT
+        start = self._written % RECENT
         room = RECENT - start
         self._recent[start : start + len(numbers)] = numbers[:room]
         if len(numbers) > room:
             self._recent[: len(numbers) - room] = numbers[room:]
-        self._at += len(numbers)
+        self._written += len(numbers)
 
     def recent(self) -> Array:
-        """The history, the oldest first."""
-        if self._at < RECENT:
-            return self._recent[: self._at].copy()
-        start = self._at % RECENT
+        """The history, oldest first."""
+        if self._written < RECENT:
+            return self._recent[: self._written].copy()
+        start = self._written % RECENT
         return np.concatenate([self._recent[start:], self._recent[:start]])
 
 
 class Curves:
-    """All that is shown of one run.
+    """The curves of one run.
 
     Attributes:
-        name: the run's.
-        by_name: its curves, by key, or `key/sub` for what is inside a pytree.
+        name: the run's name.
+        by_name: the curves by key, or by `key/path` for the leaves of a pytree.
         steps: the largest step numbers, by name.
-        ended: whether it is closed.
+        ended: whether the run is closed.
     """
 
     def __init__(self, name: str) -> None:
@@ -115,29 +116,29 @@ class Curves:
 
     @property
     def count(self) -> int:
-        """How many rows the key with most of them has."""
+        """The number of rows of the longest curve."""
         return max((curve.count for curve in self.by_name.values()), default=0)
 
     def add(self, logs: logdict) -> None:
         masks = logs._mask
         for key, value in logs.items():
-            # a number, as a tap sends them: this may happen a million times
+            # the fast path: a tap may send a million scalars
             if isinstance(value, _NUMPY) and value.shape == () and key not in masks:
-                curve = self.by_name.get(key) or self._new(key)
+                curve = self.by_name.get(key) or self._new_curve(key)
                 curve.count += 1
-                curve.put_last(value.item())
+                curve.add_value(value.item())
                 curves = [curve]
             else:
                 curves = self._add_rows(key, value, logs)
-            for name, of in logs._steps.items():
-                if key in of:
-                    self._step(curves, name, of[key], masks.get(key))
+            for name, by_key in logs._steps.items():
+                if key in by_key:
+                    self._set_step(curves, name, by_key[key], masks.get(key))
 
-    def _new(self, name: str) -> Curve:
+    def _new_curve(self, name: str) -> Curve:
         curve = self.by_name[name] = Curve()
         return curve
 
-    def _step(self, curves: list[Curve], name: str, step: Any, mask: Any) -> None:
+    def _set_step(self, curves: list[Curve], name: str, step: Any, mask: Any) -> None:
         if step.shape:
             if mask is not None:
                 step = step[np.broadcast_to(mask, step.shape)]
@@ -153,22 +154,22 @@ class Curves:
     def _add_rows(self, key: str, value: Any, logs: logdict) -> list[Curve]:
         info, mask = logs._info_for(key), logs._mask.get(key)
         leaves, tree = jax.tree.flatten(value)
-        names = self._names_of(key, value, tree)
+        names = self._leaf_names(key, value, tree)
         curves = []
         with np.errstate(all="ignore"):
-            for name, leaf, own in zip(names, leaves, info.ndims, strict=True):
-                curve = self.by_name.get(name) or self._new(name)
-                _put_rows(curve, leaf, own, info, mask)
+            for name, leaf, ndim in zip(names, leaves, info.ndims, strict=True):
+                curve = self.by_name.get(name) or self._new_curve(name)
+                _add_rows_to(curve, leaf, ndim, info, mask)
                 curves.append(curve)
         return curves
 
-    def _names_of(self, key: str, value: Any, tree: Any) -> list[str]:
-        """The names of a key's leaves, which are made once for each structure."""
+    def _leaf_names(self, key: str, value: Any, tree: Any) -> list[str]:
+        """The names of a key's leaves, computed once per tree structure."""
         names = self._names.get((key, tree))
         if names is None:
-            name = functools.partial(jax.tree_util.keystr, simple=True)
+            keystr = functools.partial(jax.tree_util.keystr, simple=True)
             names = self._names[key, tree] = [
-                "/".join([key, *(name((part,)) for part in path)])
+                "/".join([key, *(keystr((part,)) for part in path)])
                 for path, _ in jax.tree_util.tree_leaves_with_path(value)
             ]
         return names
@@ -177,35 +178,36 @@ class Curves:
 # --- rows --------------------------------------------------------------------
 
 
-def _put_rows(curve: Curve, leaf: Any, own: int, info: KeyInfo, mask: Any) -> None:
-    if not isinstance(leaf, _NUMPY):  # a PRNG key, which only JAX can look into
-        front = np.shape(leaf)[: np.ndim(leaf) - own]
-        curve.count += math.prod(front)
-        curve.last = _text(leaf.dtype, np.shape(leaf)[len(front) :])
+def _add_rows_to(curve: Curve, leaf: Any, ndim: int, info: KeyInfo, mask: Any) -> None:
+    """Adds the rows of a leaf whose values have `ndim` axes."""
+    if not isinstance(leaf, _NUMPY):  # a PRNG key, which NumPy cannot read
+        leading = np.shape(leaf)[: np.ndim(leaf) - ndim]
+        curve.count += math.prod(leading)
+        curve.last = _type_text(leaf.dtype, np.shape(leaf)[len(leading) :])
         return
-    rows = _by_time(np.asarray(leaf), own, info)
-    happened = None if mask is None else _by_time(np.asarray(mask), 0, info)
+    rows = _time_first(np.asarray(leaf), ndim, info)
+    happened = None if mask is None else _time_first(np.asarray(mask), 0, info)
     length, lanes = rows.shape[:2]
     count = length * lanes if happened is None else int(happened.sum())
     if not count:
         return
     curve.count += count
     if happened is not None:
-        some = happened.any(1)
-        rows, happened = rows[some], happened[some]
-    if own:
-        curve.put_array(rows[-1] if happened is None else rows[-1][happened[-1]])
+        nonempty = happened.any(1)
+        rows, happened = rows[nonempty], happened[nonempty]
+    if ndim:
+        curve.add_array(rows[-1] if happened is None else rows[-1][happened[-1]])
         return
     numbers = as_floats(rows[-RECENT:])
     if numbers is None:
         curve.last = str(rows[-1, 0])
     elif lanes == 1:
-        curve.put_all(numbers[:, 0])
+        curve.extend_history(numbers[:, 0])
         curve.last = rows[-1, 0].item()
     else:
-        there = True if happened is None else happened[-RECENT:]
-        means: Array = numbers.mean(axis=1, dtype=np.float64, where=there)
-        curve.put_all(means)
+        where = True if happened is None else happened[-RECENT:]
+        means: Array = numbers.mean(axis=1, dtype=np.float64, where=where)
+        curve.extend_history(means)
         curve.last = float(means[-1])
 
 
@@ -214,19 +216,19 @@ def _statistics(numbers: Array) -> tuple[float, float, float]:
     return float(mean), float(numbers.min()), float(numbers.max())
 
 
-def _by_time(rows: Array, own: int, info: KeyInfo) -> Array:
-    """With the shape `(time, lanes, *own)`."""
-    axis = info.time_axis(rows, own)
+def _time_first(rows: Array, ndim: int, info: KeyInfo) -> Array:
+    """Reshapes to `(time, lanes, *value)`, where values have `ndim` axes."""
+    axis = info.time_axis(rows, ndim)
     if not info.stacked:
         rows = rows[None]
     elif axis:
         rows = np.moveaxis(rows, axis, 0)
-    front = rows.shape[: rows.ndim - own]
-    return rows.reshape(front[0], math.prod(front[1:]), *rows.shape[len(front) :])
+    time, *lanes = rows.shape[: rows.ndim - ndim]
+    return rows.reshape(time, math.prod(lanes), *rows.shape[rows.ndim - ndim :])
 
 
 def as_floats(array: Array) -> Array | None:
-    """Complex numbers by their magnitude; None for what is no number, such as text."""
+    """Converts to floats, complex numbers to their magnitude; None if not numeric."""
     if array.dtype.kind == "c":
         array = np.abs(array)
     if array.dtype.kind in "OSUMm":
@@ -239,5 +241,5 @@ def as_floats(array: Array) -> Array | None:
         return None
 
 
-def _text(dtype: Any, shape: Sequence[int]) -> str:
+def _type_text(dtype: Any, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]" if shape else str(dtype)

@@ -16,27 +16,28 @@ from .table import Table, terminal
 from .view import View, Viewer
 
 _RUNS = "together", "apart"
-_TABLE_EVERY = 0.25
-_LINES_EVERY = 1.0
-_NAME = 8  # characters of a run's name
+# seconds between two updates
+_TABLE_INTERVAL = 0.25
+_LINES_INTERVAL = 1.0
+_NAME_LENGTH = 8  # characters of a run's name
 
 
 class ConsoleLogger(Logger):
-    """Shows runs as they go: a live table in a terminal, lines of text elsewhere.
+    """Shows runs live: a table in a terminal, lines of text elsewhere.
 
-    The table has a row a key, with its last value, a sparkline of its last rows, its
-    step, and how many rows come in a second. It needs rich, which
-    `pip install 'jax-lox[console]'` brings; without it, or when the output is no
-    terminal, there is a line of text every second. Both are drawn by a thread of their
-    own, at their own pace, however much is logged.
+    The table has one row per key, with its last value, a sparkline of its recent
+    values, its step, and its rows per second. It needs rich
+    (`pip install 'jax-lox[console]'`). Without rich, or if the output is not a
+    terminal, a line of text is printed every second. A separate thread draws at its own
+    pace, however much is logged.
 
     Args:
-        total: how many steps there will be, for a progress bar: those of the step
-            called `step`, or else rows.
-        runs: whether to show all open runs `"together"`, as the mean and the standard
-            deviation of their last values, or `"apart"`, a column a run.
-        every: the seconds between two updates; by default 0.25 for the table, and 1
-            for lines.
+        total: the total number of steps, for a progress bar. Counts the step called
+            `step` if there is one, else rows.
+        runs: how to show several open runs: `"together"`, as the mean and standard
+            deviation of their last values, or `"apart"`, with one column per run.
+        every: seconds between two updates; by default 0.25 for the table and 1 for
+            lines.
         file: where to write; `sys.stdout` by default.
 
     Example:
@@ -68,9 +69,9 @@ class ConsoleLogger(Logger):
     ) -> None:
         super().__init__()
         if runs not in _RUNS:
-            known = ", ".join(map(repr, _RUNS))
+            choices = " or ".join(map(repr, _RUNS))
             raise LoxValueError(
-                f"`runs` of `ConsoleLogger` is {runs!r}; there are {known}."
+                f"`runs` of `ConsoleLogger` is {runs!r}; it must be {choices}."
             )
         for name, number in (("total", total), ("every", every)):
             if number is not None and not (
@@ -81,77 +82,78 @@ class ConsoleLogger(Logger):
                 )
         if file is not None and not hasattr(file, "write"):
             raise LoxTypeError(
-                f"`file` of `ConsoleLogger` is an open file, not {file!r}: "
+                f"`file` of `ConsoleLogger` must be an open file, not {file!r}. Pass "
                 "`open(path, 'w')`."
             )
         self._total = total
-        self._apart = runs == "apart"
+        self._per_run = runs == "apart"
         self._every = every
         self._file = file
-        # the runs that are shown: the open ones, and those that ended just now
+        # the open runs, and those that have just ended
         self._shown: list[Curves] = []
         self._lock = threading.RLock()
-        self._ended = False
-        self._looked = 0.0
+        self._any_ended = False
+        self._last_refresh = 0.0
         self._display: _Display | None = None
-        self._clock: _Clock | None = None
+        self._timer: _Timer | None = None
 
     def open(self, run: RunInfo) -> Curves:
-        self._forget_ended()
+        self._drop_ended()
         if self._display is None:
             self._start()
-        curves = Curves(run.name[-_NAME:])
+        curves = Curves(run.name[-_NAME_LENGTH:])
         with self._lock:
             self._shown.append(curves)
         return curves
 
     def write(self, run: Curves, logs: logdict) -> None:
-        if self._ended:
-            self._forget_ended()
+        if self._any_ended:
+            self._drop_ended()
         with self._lock:
             run.add(logs)
 
     def close(self, run: Curves) -> None:
-        # it is shown until others go on, so that what 64 runs that end together leave
-        # on the screen is not the last one of them
-        run.ended = self._ended = True
+        # ended runs stay until another run opens or logs, so that of 64 runs that end
+        # together, all remain on the screen
+        run.ended = self._any_ended = True
         if all(other.ended for other in self._shown):
             self._stop()
 
-    def _forget_ended(self) -> None:
+    def _drop_ended(self) -> None:
         display, now = self._display, time.monotonic()
-        # what ended is seen once more, but not at the price of those that go on
-        if self._ended and display is not None and now - self._looked > _TABLE_EVERY:
-            self._looked = now
+        due = now - self._last_refresh > _TABLE_INTERVAL
+        # draw ended runs a last time, but not so often that open runs slow down
+        if self._any_ended and display is not None and due:
+            self._last_refresh = now
             display.refresh()
         with self._lock:
             self._shown = [run for run in self._shown if not run.ended]
-        self._ended = False
+        self._any_ended = False
 
     def _start(self) -> None:
-        viewer = Viewer(self._total, self._apart)
+        viewer = Viewer(self._total, self._per_run)
 
         def view() -> View:
             with self._lock:
                 return viewer.view(self._shown)
 
-        every = self._every or _TABLE_EVERY
-        self._display = _table(view, self._file)
+        every = self._every or _TABLE_INTERVAL
+        self._display = _make_table(view, self._file)
         if self._display is None:
-            every = self._every or _LINES_EVERY
+            every = self._every or _LINES_INTERVAL
             self._display = _Lines(view, self._file)
-        self._clock = _Clock(self._display.refresh, every)
+        self._timer = _Timer(self._display.refresh, every)
 
     def _stop(self) -> None:
-        display, clock = self._display, self._clock
-        self._display = self._clock = None
+        display, timer = self._display, self._timer
+        self._display = self._timer = None
         try:
-            if clock is not None:
-                clock.stop()
+            if timer is not None:
+                timer.stop()
             if display is not None:
                 display.stop()
         finally:
-            self._forget_ended()
+            self._drop_ended()
 
 
 class _Display(Protocol):
@@ -160,7 +162,7 @@ class _Display(Protocol):
     def stop(self) -> None: ...
 
 
-def _table(view: Callable[[], View], file: TextIO | None) -> _Display | None:
+def _make_table(view: Callable[[], View], file: TextIO | None) -> _Display | None:
     console = terminal(file)
     if console is None:
         return None
@@ -168,12 +170,12 @@ def _table(view: Callable[[], View], file: TextIO | None) -> _Display | None:
 
     try:
         return Table(view, console)
-    except LiveError:  # older ones know one live display, which is somebody else's
+    except LiveError:  # older versions of rich allow one live display, which is taken
         return None
 
 
 class _Lines:
-    """A line of text, whenever something has changed."""
+    """Prints a line of text whenever something has changed."""
 
     def __init__(self, view: Callable[[], View], file: TextIO | None) -> None:
         self._view = view
@@ -193,24 +195,25 @@ class _Lines:
 
     def _print(self, line: str) -> None:
         file = sys.stdout if self._file is None else self._file
-        if file is None:  # as it is in a window without a console
+        if file is None:  # as in a GUI application without a console
             return
         encoding = getattr(file, "encoding", None) or "utf-8"
         line = line.encode(encoding, "replace").decode(encoding)
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
-            file.write(f"{line}\n")  # at once, which `print` does not
+        with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
+            file.write(f"{line}\n")  # one call, unlike `print`
             file.flush()
 
 
-class _Clock:
-    """Calls a function every now and then, on a thread that keeps nothing alive."""
+class _Timer:
+    """Calls a function periodically, on a daemon thread."""
 
     def __init__(self, call: Callable[[], None], every: float) -> None:
         self._call = call
         self._every = every
         self._stopped = threading.Event()
         thread = threading.Thread(target=self._run, name="lox-console", daemon=True)
-        with contextlib.suppress(RuntimeError):  # Python exits: the end is shown still
+        # while Python exits, no thread can start; the final state is drawn anyway
+        with contextlib.suppress(RuntimeError):
             thread.start()
 
     def stop(self) -> None:
@@ -219,7 +222,7 @@ class _Clock:
     def _run(self) -> None:
         pause = self._every
         while not self._stopped.wait(pause):
-            began = time.monotonic()
+            start = time.monotonic()
             self._call()
-            # however many keys and runs there are, most of the time is the program's
-            pause = max(self._every, 9 * (time.monotonic() - began))
+            # with many keys and runs, drawing takes at most a tenth of the time
+            pause = max(self._every, 9 * (time.monotonic() - start))

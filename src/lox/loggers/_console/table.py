@@ -1,20 +1,20 @@
-"""The live table of `ConsoleLogger`, drawn by rich, which is imported at use."""
+"""The live table of `ConsoleLogger`, drawn with rich, which is imported on use."""
 
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TextIO
 
-from .view import Progress, Row, View, shortened, sparkline
+from .view import Progress, Row, View, shorten, sparkline
 
 _GAP = 2  # between columns
-_SHORTEST, _LONGEST = 8, 24  # of sparklines
-_RUN = 12  # the width of a run, if they are apart
+_MIN_SPARKLINE, _MAX_SPARKLINE = 8, 24
+_RUN_WIDTH = 12  # of the column of a run, with one column per run
 _FRAME_HEIGHT = 6  # lines that are not rows
 
 
 def terminal(file: TextIO | None) -> Any:
-    """The console of a terminal that can show a live table; None if there is none."""
+    """The rich console for a terminal; None if it cannot show a live table."""
     try:
         import rich
         import rich.console
@@ -23,45 +23,48 @@ def terminal(file: TextIO | None) -> Any:
         return None
     if not _is_terminal(sys.stdout if file is None else file):
         return None
-    # rich's own one, if that is where it writes: then what others print by it comes
-    # above the table
+    # rich's global console by default: what others print to it appears above the table
     console = rich.get_console() if file is None else rich.console.Console(file=file)
-    able = console.is_terminal and console.is_interactive
-    able = able and not console.is_dumb_terminal
-    return console if able and console.encoding.startswith("utf") else None
+    supported = (
+        console.is_terminal
+        and console.is_interactive
+        and not console.is_dumb_terminal
+        and console.encoding.startswith("utf")
+    )
+    return console if supported else None
 
 
 class Table:
-    """The table of one logger. All that are shown at once share one live display."""
+    """The table of one logger. All tables in one terminal share one live display."""
 
     def __init__(self, view: Callable[[], View], console: Any) -> None:
         self._view = view
-        self._screen = _join(self, console)
+        self._screen = _join_screen(self, console)
 
     def refresh(self) -> None:
         self._screen.refresh()
 
     def stop(self) -> None:
-        """Leaves the last table where it is."""
-        _leave(self, self._screen)
+        """Leaves the final table on the screen."""
+        _leave_screen(self, self._screen)
 
     def draw(self, height: int | None, width: int) -> Any:
-        """The table, with no more rows than there is height for."""
+        """Renders the table, with as many rows as fit into `height`."""
         from rich.console import Group
         from rich.text import Text
 
         view = self._view()
         rows = view.rows
         if height is not None:
-            lines = 2 if _apart(rows) else 1
-            rows = rows[: max(1, (height - _FRAME_HEIGHT) // lines)]
+            row_height = 2 if _is_per_run(rows) else 1
+            rows = rows[: max(1, (height - _FRAME_HEIGHT) // row_height)]
         parts: list[Any] = []
         if rows:
             parts.append(_grid(view, rows, width))
         if len(rows) < len(view.rows):
             parts.append(Text(f"and {len(view.rows) - len(rows)} more keys"))
         if view.progress:
-            parts.append(_bar(view.progress, width))
+            parts.append(_progress_bar(view.progress, width))
         return Group(*parts)
 
 
@@ -89,58 +92,57 @@ def _grid(view: View, rows: Sequence[Row], width: int) -> Any:
             overflow="ellipsis",
         )
     for cells in zip(*(column.cells for column in columns), strict=True):
-        # as `Text`, which has no markup: a key may be called "[red]"
+        # `Text` is not parsed for markup: a key may be called "[red]"
         grid.add_row(*map(Text, cells))
     return grid
 
 
 def _columns(view: View, rows: Sequence[Row], width: int) -> list[_Column]:
-    """Steps and rates get the room that they need, keys up to a third."""
-    most = max(width // 3, 3)
-    names = [shortened(row.name, most) for row in rows]
-    key = _Column("key", names, min(_needed("key", names), most))
-    ends = [
-        _Column(title, cells, _needed(title, cells), "right")
+    """Lays out columns: steps and rates get the width they need, keys up to a third."""
+    max_width = max(width // 3, 3)
+    names = [shorten(row.name, max_width) for row in rows]
+    key = _Column("key", names, min(_natural_width("key", names), max_width))
+    right = [
+        _Column(title, cells, _natural_width(title, cells), "right")
         for title, cells in (
             ("step", [row.step for row in rows]),
             ("rows/s", [row.rate for row in rows]),
         )
     ]
-    room = width - sum(column.width + _GAP for column in (key, *ends))
-    if not _apart(rows):
+    room = width - sum(column.width + _GAP for column in (key, *right))
+    if not _is_per_run(rows):
         values = [row.values[0] for row in rows]
-        last = min(_needed("last", values), max(room - _GAP - _SHORTEST, _SHORTEST))
-        curve = max(min(room - _GAP - last, _LONGEST), 1)
+        max_last = max(room - _GAP - _MIN_SPARKLINE, _MIN_SPARKLINE)
+        last = min(_natural_width("last", values), max_last)
+        curve = max(min(room - _GAP - last, _MAX_SPARKLINE), 1)
         curves = [sparkline(row.histories[0], curve) for row in rows]
         middle = [_Column("last", values, last), _Column("recent", curves, curve)]
-        return [key, *middle, *ends]
-    # as many runs as there is room for, each with its curve below its value
-    shown = max(1, min(len(view.runs), room // (_RUN + _GAP)))
-    middle = [
-        _Column(
-            name,
-            [f"{row.values[i]}\n{sparkline(row.histories[i], _RUN)}" for row in rows],
-            _RUN,
-        )
-        for i, name in enumerate(view.runs[:shown])
-    ]
+        return [key, *middle, *right]
+    # as many runs as fit, each with its sparkline below its value
+    shown = max(1, min(len(view.runs), room // (_RUN_WIDTH + _GAP)))
+    middle = []
+    for i, name in enumerate(view.runs[:shown]):
+        curves = [sparkline(row.histories[i], _RUN_WIDTH) for row in rows]
+        pairs = zip(rows, curves, strict=True)
+        cells = [f"{row.values[i]}\n{curve}" for row, curve in pairs]
+        middle.append(_Column(name, cells, _RUN_WIDTH))
     if shown < len(view.runs):
         more = f"+{len(view.runs) - shown}"
         middle.append(_Column(more, [""] * len(rows), len(more)))
-    return [key, *middle, *ends]
+    return [key, *middle, *right]
 
 
-def _apart(rows: Sequence[Row]) -> bool:
+def _is_per_run(rows: Sequence[Row]) -> bool:
     return bool(rows) and len(rows[0].values) > 1
 
 
-def _needed(title: str, cells: Sequence[str]) -> int:
+def _natural_width(title: str, cells: Sequence[str]) -> int:
     from rich.cells import cell_len
 
     return max(map(cell_len, (title, *cells)))
 
 
-def _bar(progress: Progress, width: int) -> Any:
+def _progress_bar(progress: Progress, width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -148,17 +150,17 @@ def _bar(progress: Progress, width: int) -> Any:
     line = RichTable.grid(padding=(0, 1))
     bar = ProgressBar(progress.total, progress.done, width=min(40, width // 3))
     text = f"{progress.percent}%  {progress.done:.10g}/{progress.total}"
-    if progress.left:
-        text += f"  {progress.left} left"
+    if progress.time_left:
+        text += f"  {progress.time_left} left"
     line.add_row(bar, Text(text))
     return line
 
 
-# --- the display that all share ----------------------------------------------
+# --- the shared live display -------------------------------------------------
 
 
 class _Screen:
-    """The one live display of a file."""
+    """The live display of one output file, shared by its tables."""
 
     def __init__(self, console: Any) -> None:
         from rich.live import Live
@@ -166,19 +168,19 @@ class _Screen:
         self.key = id(console.file)
         self._console = console
         self.tables: tuple[Table, ...] = ()
-        self._last = False
+        self._stopping = False
         self._live = Live(
             console=console,
             auto_refresh=False,
             get_renderable=self._draw,
-            # what goes to a file is to go there still
+            # output that is redirected to a file still goes there
             redirect_stdout=_is_terminal(sys.stdout),
             redirect_stderr=_is_terminal(sys.stderr),
         )
 
     def start(self) -> None:
         self._live.start()
-        # rich hides it, and a process that is killed cannot show it again
+        # rich hides the cursor, and a killed process could not show it again
         self._console.show_cursor(True)
 
     def refresh(self) -> None:
@@ -186,23 +188,24 @@ class _Screen:
             self._live.refresh()
 
     def stop(self) -> None:
-        self._last = True
+        self._stopping = True
         try:
             self._live.stop()
         finally:
             self._console.show_cursor(True)
 
-    def leave_above(self, table: Table) -> None:
+    def print_above(self, table: Table) -> None:
+        """Leaves a final table above the tables that go on."""
         self._console.print(table.draw(None, self._width()))
 
     def _width(self) -> int:
-        # with room for the `^C` that a terminal writes, which must not begin a line
+        # leaves room for the `^C` that a terminal echoes, which must not wrap
         return max(self._console.width - 3, 1)
 
     def _draw(self) -> Any:
         from rich.console import Group
 
-        height = None if self._last else self._console.height
+        height = None if self._stopping else self._console.height
         if height is not None:
             height //= len(self.tables) or 1
         width = self._width()
@@ -212,16 +215,16 @@ class _Screen:
 def _is_terminal(stream: Any) -> bool:
     try:
         return stream.isatty()
-    except (AttributeError, ValueError):  # none, somebody's own, or closed
+    except (AttributeError, ValueError):  # None, a custom object, or closed
         return False
 
 
 _lock = threading.RLock()
-# by the file that is written to
+# by the identity of the output file
 _screens: dict[int, _Screen] = {}
 
 
-def _join(table: Table, console: Any) -> _Screen:
+def _join_screen(table: Table, console: Any) -> _Screen:
     with _lock:
         screen = _screens.get(id(console.file))
         if screen is None:
@@ -232,12 +235,12 @@ def _join(table: Table, console: Any) -> _Screen:
         return screen
 
 
-def _leave(table: Table, screen: _Screen) -> None:
+def _leave_screen(table: Table, screen: _Screen) -> None:
     with _lock:
         others = tuple(other for other in screen.tables if other is not table)
         if others:
             screen.tables = others
-            screen.leave_above(table)
+            screen.print_above(table)
         else:
             _screens.pop(screen.key, None)
             screen.stop()

@@ -1,4 +1,4 @@
-"""What `ConsoleLogger` shows of its runs at one moment, as text."""
+"""Snapshots of the runs of a `ConsoleLogger`, as text."""
 
 import collections
 import itertools
@@ -11,15 +11,15 @@ import numpy as np
 
 from .curves import RECENT, Array, Curve, Curves, Summary
 
-_WINDOW = 10.0  # seconds that rates are measured over, at least
-_SOON = 1.0  # after so many, rates are those of the rows that came since the first
-_LONGEST_NAME = 48
+_WINDOW = 10.0  # seconds over which rates are measured, at least
+_WARMUP = 1.0  # seconds after the first row; from then on rates exclude compilation
+_MAX_NAME = 48
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STRANGE = "!"
+_NONFINITE = "!"
 
 
 class Row(NamedTuple):
-    """One key. Values and histories are one, or one a run if these are apart."""
+    """One key. Has one value and history for all runs together, or one per run."""
 
     name: str
     values: list[str]
@@ -29,11 +29,11 @@ class Row(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far the runs are."""
+    """The progress of the runs."""
 
     done: float
     total: int
-    left: str  # the time that the rest will take
+    time_left: str
 
     @property
     def percent(self) -> int:
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
 
 class View(NamedTuple):
-    """All that is shown at one moment."""
+    """A snapshot of all runs."""
 
     runs: list[str]
     rows: list[Row]
@@ -50,28 +50,26 @@ class View(NamedTuple):
     progress: Progress | None
 
     def line(self) -> str:
-        """On one line."""
+        """Formats the snapshot as one line."""
         parts = [f"{self.progress.percent}%"] if self.progress else []
         parts += [self.steps] if self.steps else []
-        parts += [
-            f"{shortened(row.name)} {' | '.join(row.values)}" for row in self.rows
-        ]
+        parts += [f"{shorten(row.name)} {' | '.join(row.values)}" for row in self.rows]
         notes = [f"{len(self.runs)} runs"] if len(self.runs) > 1 else []
         notes += [f"{self.rate} rows/s"] if self.rate else []
-        if self.progress and self.progress.left:
-            notes.append(f"{self.progress.left} left")
+        if self.progress and self.progress.time_left:
+            notes.append(f"{self.progress.time_left} left")
         return "  ".join([*parts, f"({', '.join(notes)})"] if notes else parts)
 
 
 class Viewer:
-    """Makes views, and knows from the earlier ones how fast things go."""
+    """Creates views, and measures rates from one view to the next."""
 
-    def __init__(self, total: int | None, apart: bool) -> None:
+    def __init__(self, total: int | None, per_run: bool) -> None:
         self._total = total
-        self._apart = apart
-        self._began = time.monotonic()
+        self._per_run = per_run
+        self._start = time.monotonic()
         self._meters: dict[str | None, _Meter] = {}
-        self._progress: _Meter | None = None
+        self._progress_meter: _Meter | None = None
 
     def view(self, runs: Sequence[Curves]) -> View:
         now = time.monotonic()
@@ -79,32 +77,32 @@ class Viewer:
         return View(
             runs=[run.name for run in runs],
             rows=[self._row(name, runs, now) for name in names],
-            steps=_steps((run.steps for run in runs), "step "),
+            steps=_format_steps((run.steps for run in runs), "step "),
             rate=self._rate(None, sum(run.count for run in runs), now),
             progress=self._progress_of(runs, now),
         )
 
     def _row(self, name: str, runs: Sequence[Curves], now: float) -> Row:
         curves = [run.by_name.get(name) for run in runs]
-        there = [curve for curve in curves if curve is not None]
-        if self._apart:
+        present = [curve for curve in curves if curve is not None]
+        if self._per_run:
             values = ["" if c is None else format_last(c.last) for c in curves]
             histories = [np.empty(0) if c is None else c.recent() for c in curves]
         else:
-            values = [together([curve.last for curve in there])]
-            histories = [_mean_history(there)]
+            values = [format_runs([curve.last for curve in present])]
+            histories = [_mean_history(present)]
         return Row(
             name=printable(name),
             values=values,
             histories=histories,
-            step=_steps((curve.steps for curve in there), ""),
-            rate=self._rate(name, sum(curve.count for curve in there), now),
+            step=_format_steps((curve.steps for curve in present), ""),
+            rate=self._rate(name, sum(curve.count for curve in present), now),
         )
 
     def _rate(self, name: str | None, count: int, now: float) -> str:
         meter = self._meters.get(name)
         if meter is None:
-            meter = self._meters[name] = _Meter(self._began, 0)
+            meter = self._meters[name] = _Meter(self._start, 0)
         return format_rate(meter.rate(now, count))
 
     def _progress_of(self, runs: Sequence[Curves], now: float) -> Progress | None:
@@ -115,79 +113,81 @@ class Viewer:
         done = max(steps or [run.count for run in runs], default=0)
         if not done:
             return Progress(done, self._total, "")
-        if self._progress is None:
-            # a run that is resumed begins with a high step
-            self._progress = _Meter(now, done) if steps else _Meter(self._began, 0)
-        rate = self._progress.rate(now, done)
+        if self._progress_meter is None:
+            # a resumed run starts at a high step
+            start = (now, done) if steps else (self._start, 0)
+            self._progress_meter = _Meter(*start)
+        rate = self._progress_meter.rate(now, done)
         left = max(self._total - done, 0)
-        eta = format_time(left / rate) if rate and left else ""
-        return Progress(done, self._total, eta)
+        time_left = format_time(left / rate) if rate and left else ""
+        return Progress(done, self._total, time_left)
 
 
 class _Meter:
-    """How fast a number grows, lately."""
+    """The recent growth rate of a counter."""
 
     def __init__(self, now: float, count: float) -> None:
-        self._seen = collections.deque([(now, count)])
+        self._samples = collections.deque([(now, count)])
         self._has_start = True
 
     def rate(self, now: float, count: float) -> float | None:
-        seen = self._seen
-        if count < seen[-1][1]:  # some runs have ended
-            seen.clear()
-            seen.append((now, count))
-        elif count > seen[-1][1]:
-            seen.append((now, count))
-        if self._has_start and len(seen) > 2 and now - seen[1][0] > _SOON:
-            seen.popleft()  # until the first one came, JAX was compiling
+        samples = self._samples
+        if count < samples[-1][1]:  # some runs have ended
+            samples.clear()
+            samples.append((now, count))
+        elif count > samples[-1][1]:
+            samples.append((now, count))
+        if self._has_start and len(samples) > 2 and now - samples[1][0] > _WARMUP:
+            samples.popleft()  # until the first row, JAX was compiling
             self._has_start = False
-        # the last two stay, whenever they were, for what comes once an hour
-        while len(seen) > 2 and now - seen[1][0] > _WINDOW:
-            seen.popleft()
-        then, before = seen[0]
+        # keep two samples, however old, for keys that are logged once an hour
+        while len(samples) > 2 and now - samples[1][0] > _WINDOW:
+            samples.popleft()
+        then, before = samples[0]
         if count == before or now <= then:
             return None
         return (count - before) / (now - then)
 
 
-# --- as text -----------------------------------------------------------------
+# --- text --------------------------------------------------------------------
 
 
 def printable(name: str) -> str:
-    """A name without what would upset a terminal."""
+    """Escapes control characters, which would disturb a terminal."""
     if name.isprintable():
         return name
     return name.encode("unicode_escape", "backslashreplace").decode()
 
 
-def shortened(name: str, most: int = _LONGEST_NAME) -> str:
-    """A name with its middle left out, since both ends tell names apart."""
-    if len(name) <= most:
+def shorten(name: str, max_length: int = _MAX_NAME) -> str:
+    """Leaves out the middle of a long name: names differ at either end."""
+    if len(name) <= max_length:
         return name
-    return f"{name[: most // 2]}…{name[len(name) - (most - most // 2 - 1) :]}"
+    tail = max_length - max_length // 2 - 1
+    return f"{name[: max_length // 2]}…{name[len(name) - tail :]}"
 
 
-def together(values: Sequence[Any]) -> str:
-    """The last values of several runs, as one."""
+def format_runs(values: Sequence[Any]) -> str:
+    """Formats the last values of several runs as one text."""
     if len(values) == 1:
         return format_last(values[0])
     if all(isinstance(value, Summary) for value in values):
-        return format_last(_joined(values))
+        return format_last(_merge_summaries(values))
     if any(isinstance(value, Summary | str) for value in values):
-        return shortened(" | ".join(dict.fromkeys(map(format_last, values))))
+        return shorten(" | ".join(dict.fromkeys(map(format_last, values))))
     with np.errstate(all="ignore"):
         numbers = np.array(values, complex if complex in map(type, values) else float)
-        good = numbers[np.isfinite(numbers)]
-        if not len(good):
+        finite = numbers[np.isfinite(numbers)]
+        if not len(finite):
             return format_last(values[0])
-        mean, spread = good.mean().item(), float(good.std())
-    if (good == good[0]).all():  # not a rounding error apart
-        mean, spread = good[0].item(), 0.0
-    strange = len(numbers) - len(good)
-    return f"{_number(mean)} ± {spread:.2g}{_not_finite(strange)}"
+        mean, std = finite.mean().item(), float(finite.std())
+    if (finite == finite[0]).all():  # without rounding errors
+        mean, std = finite[0].item(), 0.0
+    nonfinite = len(numbers) - len(finite)
+    return f"{_format_number(mean)} ± {std:.2g}{_format_nonfinite(nonfinite)}"
 
 
-def _joined(arrays: Sequence[Summary]) -> Summary:
+def _merge_summaries(arrays: Sequence[Summary]) -> Summary:
     means = [x.mean for x in arrays if not math.isnan(x.mean)]
     if not means:
         return arrays[0]
@@ -196,7 +196,7 @@ def _joined(arrays: Sequence[Summary]) -> Summary:
         sum(means) / len(means),
         min(x.low for x in arrays if not math.isnan(x.low)),
         max(x.high for x in arrays if not math.isnan(x.high)),
-        sum(x.strange for x in arrays),
+        sum(x.nonfinite for x in arrays),
     )
 
 
@@ -204,20 +204,19 @@ def format_last(last: Any) -> str:
     if isinstance(last, Summary):
         shape = str(last.shape).replace(" ", "")
         if math.isnan(last.mean):
-            return f"{shape} {'nan' if last.strange else 'empty'}"
-        low, high = _number(last.low), _number(last.high)
-        mean = _number(last.mean)
-        return f"{shape} {mean} [{low}..{high}]{_not_finite(last.strange)}"
+            return f"{shape} {'nan' if last.nonfinite else 'empty'}"
+        mean, low, high = map(_format_number, (last.mean, last.low, last.high))
+        return f"{shape} {mean} [{low}..{high}]{_format_nonfinite(last.nonfinite)}"
     if isinstance(last, str):
-        return shortened(printable(last))
-    return _number(last)
+        return shorten(printable(last))
+    return _format_number(last)
 
 
-def _not_finite(strange: int) -> str:
-    return f" ({strange} not finite)" if strange else ""
+def _format_nonfinite(count: int) -> str:
+    return f" ({count} not finite)" if count else ""
 
 
-def _number(number: Any) -> str:
+def _format_number(number: Any) -> str:
     if isinstance(number, int) and abs(number) < 10**9:  # also `True`
         return str(number)
     if isinstance(number, complex):
@@ -227,14 +226,19 @@ def _number(number: Any) -> str:
     return f"{number:.4g}"
 
 
-def _steps(steps: Iterable[dict[str, Any]], before: str) -> str:
-    """The largest step numbers: `120`, or `120 epoch 3`."""
+def _format_steps(steps: Iterable[dict[str, Any]], prefix: str) -> str:
+    """Formats the largest step numbers: `120`, or `120 epoch 3`.
+
+    Args:
+        steps: step numbers by name.
+        prefix: what to write before the step called `step`.
+    """
     largest: dict[str, Any] = {}
-    for of in steps:
-        for name, number in of.items():
+    for by_name in steps:
+        for name, number in by_name.items():
             largest[name] = max(number, largest.get(name, number))
     return " ".join(
-        f"{before if name == 'step' else printable(name) + ' '}{_number(number)}"
+        f"{prefix if name == 'step' else printable(name) + ' '}{_format_number(number)}"
         for name, number in largest.items()
     )
 
@@ -242,9 +246,9 @@ def _steps(steps: Iterable[dict[str, Any]], before: str) -> str:
 def format_rate(rate: float | None) -> str:
     if rate is None:
         return ""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if rate >= size:
-            return f"{rate / size:.3g}{letter}"
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if rate >= unit:
+            return f"{rate / unit:.3g}{letter}"
     return f"{rate:.2g}" if rate < 100 else f"{rate:.0f}"
 
 
@@ -258,7 +262,7 @@ def format_time(seconds: float) -> str:
 
 
 def _mean_history(curves: Sequence[Curve]) -> Array:
-    """The mean of several histories, which all end now."""
+    """The mean of several histories, aligned at their ends."""
     if len(curves) == 1:
         return curves[0].recent()
     histories = np.full((len(curves), RECENT), np.nan)
@@ -267,30 +271,30 @@ def _mean_history(curves: Sequence[Curve]) -> Array:
         recent = curve.recent()
         row[RECENT - len(recent) :] = recent
         longest = max(longest, len(recent))
-    good = np.isfinite(histories)
+    finite = np.isfinite(histories)
     with np.errstate(all="ignore"):
-        means = np.where(good, histories, 0).sum(0) / good.sum(0)
+        means = np.where(finite, histories, 0).sum(0) / finite.sum(0)
     return means[RECENT - longest :]
 
 
 def sparkline(values: Array, width: int) -> str:
-    """A curve of at most `width` characters, each the mean of a stretch."""
+    """Draws a curve of at most `width` characters, each the mean of a segment."""
     if not len(values):
         return ""
-    places = min(width, len(values))
-    starts = np.arange(places) * len(values) // places
-    good = np.isfinite(values)
+    length = min(width, len(values))
+    starts = np.arange(length) * len(values) // length
+    finite = np.isfinite(values)
     with np.errstate(all="ignore"):
-        many = np.add.reduceat(good.astype(float), starts)
-        means = np.add.reduceat(np.where(good, values, 0), starts) / many
-        finite = means[np.isfinite(means)]
-        if not len(finite):
-            return _STRANGE * places
-        low, high = finite.min(), finite.max()
+        counts = np.add.reduceat(finite.astype(float), starts)
+        means = np.add.reduceat(np.where(finite, values, 0), starts) / counts
+        finite_means = means[np.isfinite(means)]
+        if not len(finite_means):
+            return _NONFINITE * length
+        low, high = finite_means.min(), finite_means.max()
         heights = (means / 2 - low / 2) / (high / 2 - low / 2) * (len(_BLOCKS) - 1)
     if low == high:
         heights = np.where(np.isfinite(means), len(_BLOCKS) // 2 - 1, np.nan)
     return "".join(
-        _BLOCKS[round(height)] if math.isfinite(height) else _STRANGE
+        _BLOCKS[round(height)] if math.isfinite(height) else _NONFINITE
         for height in heights
     )

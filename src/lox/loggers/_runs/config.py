@@ -1,4 +1,4 @@
-"""What runs were made with, as plain as JSON has it."""
+"""The configs of runs, as JSON-serializable values."""
 
 import dataclasses
 import json
@@ -13,11 +13,11 @@ from lox._errors import LoxTypeError, describe
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """A config of plain values: arrays are lists, and strange objects their `repr`."""
+    """Converts a config to JSON values: arrays to lists, other objects to `repr`."""
     plain = _plain(config)
     if not isinstance(plain, dict):
         raise LoxTypeError(
-            f"a logger's `config` is a dict or a dataclass, not {config!r}."
+            f"a logger's `config` must be a dict or a dataclass, not {config!r}."
         )
     return plain
 
@@ -26,44 +26,45 @@ _TRACED = "\0traced"
 
 
 def split_config(config: Any) -> tuple[str, list[Any]]:
-    """A config as JSON, and the values of it that are not known before a program runs.
+    """Splits a config into JSON and traced values, known only when the program runs.
 
     Returns:
-        What `whole_config` makes the config of, once the values are known.
+        The JSON, with placeholders, and the traced values, for `whole_config`.
     """
     traced: list[Any] = []
 
-    def place(tracer: Any) -> Any:
+    def placeholder(tracer: Any) -> Any:
         traced.append(tracer)
         return {_TRACED: len(traced) - 1}
 
-    plain = _plain({} if config is None else config, place)
+    plain = _plain({} if config is None else config, placeholder)
     if not isinstance(plain, dict):
         raise LoxTypeError(
-            f"a run's `config` is a dict or a dataclass, not {describe(config)}."
+            f"a run's `config` must be a dict or a dataclass, not {describe(config)}."
         )
     return json.dumps(plain), traced
 
 
 def whole_config(static: str, values: Sequence[Any]) -> dict[str, Any]:
-    """The config of one run, from what `split_config` gave."""
+    """Puts the values into the placeholders of `split_config`."""
 
-    def found(items: dict[str, Any]) -> Any:
+    def fill(items: dict[str, Any]) -> Any:
         return _array(values[items[_TRACED]]) if _TRACED in items else items
 
-    whole: dict[str, Any] = json.loads(static, object_hook=found)
-    return whole
+    config: dict[str, Any] = json.loads(static, object_hook=fill)
+    return config
 
 
 def _refuse(tracer: Any) -> Any:
     raise LoxTypeError(
-        f"a logger's `config` has {tracer!r:.80}, whose value is not known while JAX "
-        "traces, and which may differ between lanes. Give it to the run: "
+        f"a logger's `config` contains the traced value {tracer!r:.80}, which is not "
+        "known yet and may differ between lanes. Pass it to the run instead: "
         '`logger.init(key, config={"lr": lr})`.'
     )
 
 
 def _plain(value: Any, traced: Callable[[Any], Any] = _refuse) -> Any:
+    """Converts a value to JSON values, and tracers by the function `traced`."""
     if isinstance(value, jax.core.Tracer):
         return traced(value)
     if value is None or isinstance(value, str | bool | int | float):
@@ -79,7 +80,7 @@ def _plain(value: Any, traced: Callable[[Any], Any] = _refuse) -> Any:
         return [_plain(x, traced) for x in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if callable(value):  # without its address, which says nothing
+    if callable(value):  # `repr` would show an address, which differs in every process
         name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
         return f"{value.__module__}.{name}" if isinstance(name, str) else repr(value)
     return repr(value)
@@ -94,12 +95,12 @@ def _array(value: Any) -> Any:
             plain.astype(np.float32) if plain.dtype.kind == "V" else plain.astype(str)
         )
     if plain.dtype.kind == "f" and plain.dtype.itemsize < 8:
-        plain = plain.astype(str).astype(float)  # no more digits than it has
+        plain = plain.astype(str).astype(float)  # without spurious digits
     return plain.tolist()
 
 
 def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config without dicts in it: `{"net/width": 64}`."""
+    """Flattens nested dicts: `{"net": {"width": 64}}` to `{"net/width": 64}`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

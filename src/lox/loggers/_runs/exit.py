@@ -1,4 +1,4 @@
-"""What becomes of open runs when a process ends, or is forked."""
+"""Closes open runs when the process exits, and forgets them in a forked process."""
 
 import atexit
 import contextlib
@@ -21,32 +21,33 @@ class _Runs(Protocol):
     def begin_anew(self) -> None: ...
 
 
-# Runs that are open keep their logger alive, until they are finished or Python exits.
-# The first comes first: the backend of one logger may use another.
+# Open runs keep their logger alive until they are finished or Python exits. In the
+# order in which to close them: the backend of one logger may use another logger.
 _in_use: dict[_Runs, None] = {}
 _all: weakref.WeakSet[_Runs] = weakref.WeakSet()
-# those of the process that this one was forked from; they are not ours to end, be it by
-# way of Python's, which closes the files of what nobody needs
+# The runs of the parent of a forked process. Kept, because the child must not close
+# them: not even by garbage collection, which would close their files.
 _inherited: list[Any] = []
 
 
 def known(runs: _Runs) -> None:
-    """Those that a process that is forked has to forget."""
+    """Registers runs that a forked process must forget."""
     _all.add(runs)
 
 
 def in_use(runs: _Runs) -> None:
-    """From now on, they have to be closed at exit."""
+    """Registers runs that must be closed at exit."""
     _in_use[runs] = None
     _register()
 
 
 def out_of_use(runs: _Runs) -> None:
+    """Unregisters runs that are closed."""
     _in_use.pop(runs, None)
 
 
 def all_of(calls: Iterable[Callable[[], None]]) -> None:
-    """Calls all of them, and raises the first error only then."""
+    """Makes all calls, and then raises the first error, if any."""
     errors = []
     for call in calls:
         try:
@@ -64,19 +65,19 @@ def _close_ending() -> None:
 compat.at_effects_barrier(_close_ending)
 
 
-_exits = False
+_exiting = False
 
 
 def fatal_error() -> BaseException | None:
-    """The exception that ends Python, while its open runs are closed for it."""
-    return interrupts.fatal_error() if _exits else None
+    """The exception that ends the process, while its open runs are being closed."""
+    return interrupts.fatal_error() if _exiting else None
 
 
 def _close_all() -> None:
-    global _exits
-    _exits = True
+    global _exiting
+    _exiting = True
     interrupts.end_programs()
-    # programs that still run may log
+    # programs that are still running may log
     with contextlib.suppress(Exception):
         compat.wait_for_callbacks()
     all_of([runs.close_all for runs in list(_in_use)])
@@ -84,15 +85,15 @@ def _close_all() -> None:
 
 @functools.cache
 def _register() -> None:
-    """At exit, before a client closes what it has open by a hook of its own.
+    """Registers `_close_all` to run at exit, before the exit hooks of tracker clients.
 
-    Such hooks run last in, first out, and a client in a thread of its own may be the
-    last one. What Python waits for threads with comes before them all.
+    `atexit` hooks run last in, first out, and a client may register its hook after us,
+    in a background thread. The hooks of `threading` run before all `atexit` hooks.
     """
     with contextlib.suppress(AttributeError, RuntimeError):
         threading._register_atexit(_close_before_clients)  # type: ignore[attr-defined]
         hooks = threading._threading_atexits  # type: ignore[attr-defined]
-        hooks.insert(0, hooks.pop())  # after pools of threads have ended their work
+        hooks.insert(0, hooks.pop())  # run after thread pools have finished their work
     atexit.register(_close_all)
 
 
@@ -100,11 +101,11 @@ def _close_before_clients() -> None:
     others = set(threading.enumerate()) - {threading.current_thread()}
     if all(thread.daemon for thread in others):
         _close_all()
-    # else Python waits for them, which may log, and then calls the other hook
+    # else Python waits for the other threads, which may log, and then runs `atexit`
 
 
 def _after_fork() -> None:
-    # the runs are those of the parent, and so is the thread that sends what is logged
+    # runs, and the thread that sends their logs, belong to the parent process
     _inherited.extend(_in_use)
     _in_use.clear()
     for runs in list(_all):

@@ -1,6 +1,6 @@
-"""A bounded queue with one worker, between a program and a slow backend.
+"""A bounded queue with one worker thread, between a program and a slow backend.
 
-Whoever puts a job waits for room, if there is none; no job is dropped.
+`put` blocks while the queue is full; no job is dropped.
 """
 
 import collections
@@ -14,21 +14,21 @@ from lox._host import signals
 Job = partial[None]
 Jobs = collections.deque[tuple[Job, int]]
 
-_MOST_JOBS = 10_000
-_MOST_BYTES = 64 << 20
-# how long a worker lets jobs come together: to wake it for each costs more than the job
-_COLLECTS = 0.01
-# how long a worker stays when there is nothing to do: a new one costs 50 µs
-_LINGERS = 5.0
+_MAX_JOBS = 10_000
+_MAX_BYTES = 64 << 20
+# seconds for which the worker lets jobs accumulate: waking it up costs more than a job
+_BATCH_TIME = 0.01
+# seconds for which an idle worker stays alive: a new thread costs 50 µs
+_IDLE_TIME = 5.0
 
 
 class JobQueue:
-    """Runs jobs in a thread of its own, one after the other.
+    """Runs jobs in a worker thread, one after the other.
 
     Args:
-        name: of the thread.
-        patience: for how many seconds a job may keep others waiting.
-        on_idle: what the thread does when there is no job left.
+        name: the name of the thread.
+        patience: the number of seconds for which a job may block the others.
+        on_idle: a function for the worker to call when there are no more jobs.
     """
 
     def __init__(self, name: str, patience: float, on_idle: Callable[[], None]) -> None:
@@ -37,23 +37,23 @@ class JobQueue:
         self._on_idle = on_idle
         self._changed = threading.Condition(threading.RLock())
         self._jobs: Jobs = collections.deque()
-        # what the worker has taken; the first one stays until it is done: it may hang
-        self._taken: Jobs = collections.deque()
-        # how many there were so far, and their bytes
+        # the worker's current batch; a job stays in it until it is done: it may hang
+        self._batch: Jobs = collections.deque()
+        # the total numbers of jobs and of bytes
         self._put = self._done = self._bytes_put = self._bytes_done = 0
-        # how often a worker was given up
+        # how many workers were abandoned
         self.generation = 0
-        # who wants to hear of every job that is done
+        # how many threads wait for jobs to be done
         self._waiting = 0
-        # whether the worker has seen that there is nothing left
-        self._settled = True
-        # the thread that works, until there is nothing to do or it is given up
+        # whether all jobs are done, and `on_idle` was called
+        self._idle = True
+        # None if there is nothing to do, or after the worker was abandoned
         self._worker: threading.Thread | None = None
 
     def put(self, job: Job, size: int) -> bool:
-        """Adds a job, once there is room; False if that takes too long.
+        """Adds a job when there is room; returns False if that takes too long.
 
-        An interrupt does not wait for room, and the job is not lost by it.
+        If an interrupt arrives, adds the job without waiting for room.
         """
         with self._changed:
             if not self._has_room() and not self._wait(self._has_room):
@@ -62,23 +62,23 @@ class JobQueue:
             self._put += 1
             self._bytes_put += size
             if self._worker is None:
-                self._settled = False
+                self._idle = False
                 self._start()
-            elif self._settled:  # it sleeps; else it will see the job by itself
-                self._settled = False
+            elif self._idle:  # wake it up; a busy worker sees the job by itself
+                self._idle = False
                 self._changed.notify_all()
         return True
 
     def join(self) -> bool:
-        """Waits until every job so far is done; False if that takes too long."""
+        """Waits until all jobs put so far are done; False if that takes too long."""
         with self._changed:
             last = self._put
             return self._wait(lambda: self._done >= last)
 
     def end(self) -> None:
-        """Ends the worker, at exit, when every job is done.
+        """Ends the worker at exit, when all jobs are done.
 
-        A thread that runs while Python ends may abort the process, by what it drops.
+        A thread that deallocates objects while Python shuts down may abort the process.
         """
         with self._changed:
             worker, self._worker = self._worker, None
@@ -87,31 +87,31 @@ class JobQueue:
             worker.join(self._patience)
 
     def jobs(self) -> list[Job]:
-        """Those that are not done."""
+        """The jobs that are not done."""
         with self._changed:
-            return [job for job, _ in (*self._taken, *self._jobs)]
+            return [job for job, _ in (*self._batch, *self._jobs)]
 
     def give_up(self) -> list[Job]:
-        """Leaves the worker alone, and gives the jobs that it has not done."""
+        """Abandons the worker, and returns the jobs that are not done."""
         with self._changed:
-            left = self.jobs()
+            remaining = self.jobs()
             self.generation += 1
             self._done = self._put
-            self._taken, self._jobs = collections.deque(), collections.deque()
+            self._batch, self._jobs = collections.deque(), collections.deque()
             self._bytes_done = self._bytes_put
             self._worker = None
-            self._settled = True
+            self._idle = True
             self._changed.notify_all()
-        return left
+        return remaining
 
     def _has_room(self) -> bool:
-        waiting = len(self._jobs) + len(self._taken)
-        # a job that is larger than the whole queue has it for itself
-        few = self._bytes_put - self._bytes_done < _MOST_BYTES
-        return not waiting or (few and waiting < _MOST_JOBS)
+        jobs = len(self._jobs) + len(self._batch)
+        size = self._bytes_put - self._bytes_done
+        # an empty queue takes a job of any size
+        return not jobs or (jobs < _MAX_JOBS and size < _MAX_BYTES)
 
     def _wait(self, until: Callable[[], bool]) -> bool:
-        """Waits, as long as jobs get done, and nobody interrupts it."""
+        """Waits for a condition, or for an interrupt; False if no job gets done."""
         done, since = self._done, time.monotonic()
         self._waiting += 1
         self._changed.notify_all()
@@ -128,18 +128,18 @@ class JobQueue:
         return True
 
     def _start(self) -> None:
-        # as a daemon: a client that hangs must not keep Python from exiting
+        # a daemon: a client that hangs must not keep Python from exiting
         worker = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._worker = worker
         try:
             worker.start()
-        except RuntimeError:  # it is exiting, where some versions refuse
+        except RuntimeError:  # some Python versions start no threads during exit
             self._worker = None
             while self._jobs:
                 self._jobs.popleft()[0]()
             self._on_idle()
             self._done, self._bytes_done = self._put, self._bytes_put
-            self._settled = True
+            self._idle = True
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -147,36 +147,36 @@ class JobQueue:
             with self._changed:
                 if self._worker is not me:
                     return
-                if self._settled and not self._changed.wait_for(
-                    lambda: not self._settled or self._worker is not me, _LINGERS
+                if self._idle and not self._changed.wait_for(
+                    lambda: not self._idle or self._worker is not me, _IDLE_TIME
                 ):
                     self._worker = None
                     return
                 if not self._waiting:
                     self._changed.wait_for(
-                        lambda: self._waiting or self._worker is not me, _COLLECTS
+                        lambda: self._waiting or self._worker is not me, _BATCH_TIME
                     )
                 if self._worker is not me:
                     return
-                taken, self._jobs = self._jobs, collections.deque()
-                self._taken = taken
-            if taken:
-                self._run(taken, me)
+                batch, self._jobs = self._jobs, collections.deque()
+                self._batch = batch
+            if batch:
+                self._run(batch, me)
             else:
                 self._on_idle()
                 with self._changed:
                     if self._worker is me and not self._jobs:
-                        self._settled = True
+                        self._idle = True
                         self._changed.notify_all()
 
-    def _run(self, taken: Jobs, me: threading.Thread) -> None:
-        """Without the lock, which those who put would wait for."""
-        while taken:
-            job, size = taken[0]
+    def _run(self, batch: Jobs, me: threading.Thread) -> None:
+        """Runs jobs, without the lock: `put` would wait for it."""
+        while batch:
+            job, size = batch[0]
             job()
-            if self._worker is not me:  # it was given up, and its jobs with it
+            if self._worker is not me:  # `give_up` has returned the remaining jobs
                 return
-            taken.popleft()
+            batch.popleft()
             self._bytes_done += size
             self._done += 1
             if self._waiting:

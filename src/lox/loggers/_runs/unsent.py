@@ -1,4 +1,4 @@
-"""What a backend does not take, kept on disk."""
+"""Logs that could not be sent to a backend, saved on disk."""
 
 import pathlib
 import time
@@ -14,12 +14,12 @@ UNSENT = pathlib.Path(".lox") / "unsent"
 
 
 class Unsent:
-    """The logs of a run that could not be sent; of no other logger or day.
+    """The unsent logs of one run, in a directory named by logger, run and time.
 
     Args:
-        name: of the logger.
-        words: those of the run's key.
-        config: what the run was made with.
+        name: the name of the logger.
+        words: the words of the run's key.
+        config: the config of the run.
     """
 
     def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
@@ -42,7 +42,7 @@ class Unsent:
     def write(self, logs: logdict) -> None:
         try:
             self._writer.write(logs)
-        except LoxError:  # which one run cannot have together with those before
+        except LoxError:  # cannot be stored in one run with the previous logs
             self._writer.close()
             self._writer = self._new_writer()
             self._writer.write(logs)

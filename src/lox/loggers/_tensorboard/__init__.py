@@ -1,1 +1,1 @@
-"""`TensorBoardLogger`."""
+"""`TensorBoardLogger`, and the event files that it writes."""

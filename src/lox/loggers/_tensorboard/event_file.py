@@ -1,10 +1,9 @@
-"""TensorBoard's event files: records of protocol buffers, with checksums.
+"""TensorBoard event files: records of protocol buffers, with checksums.
 
-Written by hand, since the two libraries that could do it cost more than they give:
-TensorFlow's is half a gigabyte, and tensorboardX's takes one number at a time. The part
-of the format that is needed has not changed since 2016: it is the page below. A column
-of a thousand rows is made of a few operations on arrays, which is what makes a logger
-faster than the tool itself. The tests read all of it back with TensorBoard.
+Implemented here because the alternatives are too expensive: TensorFlow is half a
+gigabyte, and tensorboardX takes one number at a time. The part of the format that is
+needed has not changed since 2016. A column of a thousand rows is encoded with a few
+array operations. The tests read everything back with TensorBoard.
 """
 
 import itertools
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from lox.loggers._trackers.histogram import Array, binned
-from lox.loggers._trackers.images import as_bytes, png
+from lox.loggers._trackers.histogram import Array, finite_histogram
+from lox.loggers._trackers.images import encode_png, to_uint8
 
 # --- checksums ---------------------------------------------------------------
 
@@ -34,14 +33,14 @@ def _crc_table() -> list[int]:
     return table
 
 
-_TABLE = _crc_table()
-_TABLE_ARRAY = np.array(_TABLE, np.uint32)
+_CRC_TABLE = _crc_table()
+_CRC_TABLE_ARRAY = np.array(_CRC_TABLE, np.uint32)
 
 
 def masked_crc(data: bytes | bytearray) -> int:
-    """The checksum of a record: CRC-32C, turned and moved, as the format has it."""
+    """The checksum of a record: CRC-32C, rotated and offset as the format requires."""
     crc = 0xFFFFFFFF
-    table = _TABLE
+    table = _CRC_TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
@@ -49,16 +48,17 @@ def masked_crc(data: bytes | bytearray) -> int:
 
 
 def masked_crcs(rows: Array) -> Array:
-    """The same for each row of bytes."""
+    """`masked_crc` of each row of bytes."""
     crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for byte in np.ascontiguousarray(rows.T):
-        crc = _TABLE_ARRAY[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+        crc = _CRC_TABLE_ARRAY[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
     crc = ~crc
-    turned = (crc >> np.uint32(15)) | (crc << np.uint32(17))
-    return turned + np.uint32(0xA282EAD8)
+    rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
+    return rotated + np.uint32(0xA282EAD8)
 
 
 def record(data: bytes) -> bytes:
+    """Frames data as a record: its length and the data, each with a checksum."""
     length = struct.pack("<Q", len(data))
     return b"".join(
         (
@@ -84,7 +84,7 @@ def _varint(number: int) -> bytes:
 
 
 def _field(number: int, value: Any) -> bytes:
-    """A field, by the Python type of its value; a float is a double."""
+    """Encodes a field by the Python type of its value; a float is a double."""
     if isinstance(value, bool | int):
         return _varint(number << 3) + _varint(int(value))
     if isinstance(value, float):
@@ -104,14 +104,14 @@ def _event(wall_time: float, step: int, *fields: tuple[int, Any]) -> bytes:
     return record(_message((1, wall_time), (2, step), *fields))
 
 
-# --- what is shown -----------------------------------------------------------
+# --- summaries ---------------------------------------------------------------
 
 
 def histogram(values: Array) -> bytes:
-    """A `Summary.Value.histo`. Values that are not finite have no place in it."""
+    """Encodes a `Summary.Value.histo`, of the finite values."""
     finite = np.ravel(values).astype(np.float64)
     finite = finite[np.isfinite(finite)]
-    counts, edges = binned(finite, 30)
+    counts, edges = finite_histogram(finite, 30)
     return _message(
         (1, float(finite.min(initial=edges[-1]))),
         (2, float(finite.max(initial=edges[0]))),
@@ -124,85 +124,88 @@ def histogram(values: Array) -> bytes:
 
 
 def image(pixels: Array) -> bytes:
-    """A `Summary.Value.image`."""
-    pixels = as_bytes(pixels)
+    """Encodes a `Summary.Value.image`."""
+    pixels = to_uint8(pixels)
     height, width, channels = pixels.shape
-    return _message((1, height), (2, width), (3, channels), (4, png(pixels)))
+    return _message((1, height), (2, width), (3, channels), (4, encode_png(pixels)))
 
 
-# --- a file ------------------------------------------------------------------
+# --- files -------------------------------------------------------------------
 
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
 class EventFile:
-    """A file of a run, which only grows. What a call has written is there."""
+    """An event file of a run. Unbuffered: events survive if the process is killed."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        # TensorBoard reads the files of a run by name, from the oldest on
+        # TensorBoard reads the files of a run in the order of their names
         name = (
             f"events.out.tfevents.{int(now):010d}.{platform.node() or 'host'}."
-            f"{os.getpid()}.{next(_numbers)}"
+            f"{os.getpid()}.{next(_file_numbers)}"
         )
         self._file = (directory / name).open("xb", buffering=0)
         self._end = 0
-        self._last = now
+        self._last_time = now
         self._templates: dict[tuple[Any, ...], _ScalarTemplate] = {}
         self._write(record(_message((1, now), (3, "brain.Event:2"))))
 
     def scalars(self, columns: Mapping[str, Array], steps: Array) -> None:
-        """An event a row, with a number of each column."""
-        # a negative step takes ten bytes, an ordinary one never more than five
-        small = bool(np.all((steps >= 0) & (steps < 1 << 35)))
-        form = (small, *columns)
-        template = self._templates.get(form)
+        """Writes one event per row, with one number per column."""
+        # as a varint, a negative step takes ten bytes, and a usual one at most five
+        is_short = bool(np.all((steps >= 0) & (steps < 1 << 35)))
+        template = self._templates.get((is_short, *columns))
         if template is None:
-            template = _ScalarTemplate(columns, 5 if small else 10)
-            self._templates[form] = template
+            template = _ScalarTemplate(columns, 5 if is_short else 10)
+            self._templates[is_short, *columns] = template
         self._write(template.records(columns.values(), steps, self._times(steps)))
 
     def histograms(self, columns: Mapping[str, Array], steps: Array) -> None:
-        self._each(columns, steps, 5, histogram)
+        self._write_each(columns, steps, 5, histogram)
 
     def images(self, columns: Mapping[str, Array], steps: Array) -> None:
-        self._each(columns, steps, 4, image)
+        self._write_each(columns, steps, 4, image)
 
-    def _each(
+    def _write_each(
         self, columns: Mapping[str, Array], steps: Array, field: int, encode: Any
     ) -> None:
+        """Writes one event per row and column."""
         times = self._times(steps)
         for name, column in columns.items():
-            for when, step, value in zip(times, steps, column, strict=True):
-                shown = _message((1, name), (field, encode(value)))
-                summary = _message((1, shown))
-                self._write(_event(float(when), int(step), (5, summary)))
+            for wall_time, step, value in zip(times, steps, column, strict=True):
+                summary_value = _message((1, name), (field, encode(value)))
+                summary = _message((1, summary_value))
+                self._write(_event(float(wall_time), int(step), (5, summary)))
 
     def hparams(self, values: Mapping[str, Any], group: str) -> None:
-        """What the run was made with: its line in the table of hyperparameters."""
-        entries = [(1, _message((1, k), (2, _value(v)))) for k, v in values.items()]
+        """Writes the config of the run, for TensorBoard's table of hyperparameters."""
+        entries = [
+            (1, _message((1, key), (2, _protobuf_value(value))))
+            for key, value in values.items()
+        ]
         start = _message(*entries, (4, group), (5, time.time()))
         self._hparams("_hparams_/session_start_info", _message((1, 0), (3, start)))
 
     def hparams_end(self) -> None:
-        """The run has ended well."""
+        """Marks the run as successful in the table of hyperparameters."""
         end = _message((1, 1), (2, time.time()))
         self._hparams("_hparams_/session_end_info", _message((1, 0), (4, end)))
 
     def _hparams(self, tag: str, content: bytes) -> None:
         plugin = _message((1, "hparams"), (2, content))
-        # a tensor without numbers: there must be one
-        nothing = _message((1, 1), (2, _message((2, _message((1, 0))))))
-        shown = _message((1, tag), (9, _message((1, plugin))), (8, nothing))
-        self._write(_event(time.time(), 0, (5, _message((1, shown)))))
+        # the format requires a tensor; this one is empty
+        tensor = _message((1, 1), (2, _message((2, _message((1, 0))))))
+        summary_value = _message((1, tag), (9, _message((1, plugin))), (8, tensor))
+        self._write(_event(time.time(), 0, (5, _message((1, summary_value)))))
 
     def _times(self, steps: Array) -> Array:
-        """When rows happened, that come together: evenly since the last ones."""
-        last, self._last = self._last, time.time()
+        """Wall times for rows that arrive together, spread since the last ones."""
+        last, self._last_time = self._last_time, time.time()
         if len(steps) == 1:
-            return np.array([self._last])
-        return np.linspace(last, self._last, len(steps) + 1)[1:]
+            return np.array([self._last_time])
+        return np.linspace(last, self._last_time, len(steps) + 1)[1:]
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -211,10 +214,10 @@ class EventFile:
                 view = view[self._file.write(view) :]
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 raise FileNotFoundError(
-                    f"{self._file.name} was removed while it was written"
+                    f"{self._file.name} was removed while it was being written"
                 )
         except BaseException:
-            # what was cut off would hide all that comes after it
+            # a truncated record would hide all records after it
             self._file.truncate(self._end)
             self._file.seek(self._end)
             raise
@@ -224,8 +227,8 @@ class EventFile:
         self._file.close()
 
 
-def _value(value: Any) -> bytes:
-    """A `google.protobuf.Value`."""
+def _protobuf_value(value: Any) -> bytes:
+    """Encodes a `google.protobuf.Value`."""
     if isinstance(value, bool):
         return _message((4, value))
     if isinstance(value, int | float):
@@ -234,28 +237,29 @@ def _value(value: Any) -> bytes:
 
 
 class _ScalarTemplate:
-    """Records of numbers by these names: all alike but for a few bytes.
+    """The bytes of a record of named numbers, in which only the numbers vary.
 
-    The rows of a column must have one length, so that every step takes as many bytes as
-    the longest would; readers do not mind.
+    All records must have the same length, so that steps are padded to that of the
+    longest varint; readers accept this.
     """
 
     def __init__(self, names: Iterable[str], step_bytes: int) -> None:
         values = [_message((1, name)) + b"\x15\0\0\0\0" for name in names]
-        shown = [_field(1, value) for value in values]
-        front = b"\x09" + bytes(8) + b"\x10" + bytes(step_bytes)
-        summary = b"".join(shown)
-        start = front + _varint(5 << 3 | 2) + _varint(len(summary))
+        fields = [_field(1, value) for value in values]
+        time_and_step = b"\x09" + bytes(8) + b"\x10" + bytes(step_bytes)
+        summary = b"".join(fields)
+        start = time_and_step + _varint(5 << 3 | 2) + _varint(len(summary))
         data = start + summary
         length = struct.pack("<Q", len(data))
         self._bytes = b"".join(
             (length, struct.pack("<I", masked_crc(length)), data, bytes(4))
         )
-        self._time = 12 + 1
-        self._step = 12 + 10
+        # where in the record the time, the step and each number begin
+        self._time_at = 12 + 1
+        self._step_at = 12 + 10
         self._step_bytes = step_bytes
-        ends = itertools.accumulate(map(len, shown), initial=12 + len(start))
-        self._values = [end - 4 for end in itertools.islice(ends, 1, None)]
+        ends = itertools.accumulate(map(len, fields), initial=12 + len(start))
+        self._values_at = [end - 4 for end in itertools.islice(ends, 1, None)]
 
     def records(self, columns: Iterable[Array], steps: Array, times: Array) -> bytes:
         count = len(steps)
@@ -263,50 +267,50 @@ class _ScalarTemplate:
             return self._record(columns, int(steps[0]), float(times[0]))
         rows = np.empty((count, len(self._bytes)), np.uint8)
         rows[:] = np.frombuffer(self._bytes, np.uint8)
-        _put(rows, self._time, times.astype("<f8"))
-        _put(rows, self._step, _padded_varints(steps, self._step_bytes))
-        for at, column in zip(self._values, columns, strict=True):
-            _put(rows, at, _single(column))
+        _overwrite(rows, self._time_at, times.astype("<f8"))
+        _overwrite(rows, self._step_at, _padded_varints(steps, self._step_bytes))
+        for at, column in zip(self._values_at, columns, strict=True):
+            _overwrite(rows, at, _to_float32(column))
         checksums = masked_crcs(rows[:, 12:-4])
-        _put(rows, len(self._bytes) - 4, checksums.astype("<u4"))
+        _overwrite(rows, len(self._bytes) - 4, checksums.astype("<u4"))
         return rows.tobytes()
 
     def _record(self, columns: Iterable[Array], step: int, time: float) -> bytes:
-        """The same for one row, for which arrays are slower."""
+        """`records` of one row, for which array operations are slower."""
         out = bytearray(self._bytes)
-        struct.pack_into("<d", out, self._time, time)
+        struct.pack_into("<d", out, self._time_at, time)
         step &= (1 << 64) - 1
-        last = self._step + self._step_bytes - 1
-        for at in range(self._step, last):
+        last = self._step_at + self._step_bytes - 1
+        for at in range(self._step_at, last):
             out[at] = step & 0x7F | 0x80
             step >>= 7
         out[last] = step
-        for at, column in zip(self._values, columns, strict=True):
-            # not by way of a double: in XLA's threads, that makes tiny numbers zero
-            out[at : at + 4] = _single(column).tobytes()
+        for at, column in zip(self._values_at, columns, strict=True):
+            # not through a Python float: XLA's threads flush subnormals to zero
+            out[at : at + 4] = _to_float32(column).tobytes()
         struct.pack_into("<I", out, len(out) - 4, masked_crc(out[12:-4]))
         return bytes(out)
 
 
-def _put(rows: Array, at: int, values: Array) -> None:
-    """Writes values over the bytes of each row, from a place on."""
-    plain = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), -1)
-    rows[:, at : at + plain.shape[1]] = plain
+def _overwrite(rows: Array, at: int, values: Array) -> None:
+    """Writes the bytes of each value into its row, from byte `at` on."""
+    raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), -1)
+    rows[:, at : at + raw.shape[1]] = raw
 
 
-def _single(column: Array) -> Array:
+def _to_float32(column: Array) -> Array:
     if column.dtype == np.float32:
         return column.astype("<f4", copy=False)
-    with np.errstate(over="ignore"):  # as TensorBoard does: inf
+    with np.errstate(over="ignore"):  # overflows to inf, as in TensorBoard
         return column.astype("<f4")
 
 
 def _padded_varints(numbers: Array, size: int) -> Array:
-    """Whole numbers as varints of so many bytes each."""
+    """Encodes integers as varints of `size` bytes each."""
     rest = numbers.astype(np.int64).view(np.uint64)
     out = np.empty((len(numbers), size), np.uint8)
     for i in range(size):
-        more = 0x80 if i < size - 1 else 0
-        out[:, i] = (rest & np.uint64(0x7F)) | np.uint64(more)
+        continues = 0x80 if i < size - 1 else 0
+        out[:, i] = (rest & np.uint64(0x7F)) | np.uint64(continues)
         rest = rest >> np.uint64(7)
     return out

@@ -1,4 +1,4 @@
-"""`TensorBoardLogger`: event files that TensorBoard shows."""
+"""`TensorBoardLogger`: event files for TensorBoard."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from lox._errors import StoreError
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.config import flat_config
-from lox.loggers._trackers.tracker import Names, StepCounts, Tracker
+from lox.loggers._trackers.tracker import IntegerSteps, Names, Tracker
 
 from .event_file import EventFile
 
@@ -19,24 +19,25 @@ class _TensorBoardRun:
     def __init__(self, file: EventFile) -> None:
         self.file = file
         self.has_config = False
-        self.counts = StepCounts()
+        self.integer_steps = IntegerSteps()
 
 
 class TensorBoardLogger(Tracker):
-    """Writes event files for TensorBoard, a directory a run.
+    """Writes event files for TensorBoard, one directory per run.
 
-    Needs nothing installed but lox; `tensorboard --logdir path` shows them. As soon as
-    a row was handed over it is in the file. A run that is there already gets another
-    file, which TensorBoard puts after those before.
+    Needs no package besides lox; `tensorboard --logdir path` shows the runs. Rows are
+    written to the file immediately. If the run already exists, a file is added to it,
+    which TensorBoard reads after the previous ones.
 
     Args:
-        path: the directory that TensorBoard is given.
-        config: the hyperparameters, for TensorBoard's table of them.
-        step: the name of the step to draw over; by default `step`, else the first.
-            TensorBoard knows one step only.
+        path: the log directory of TensorBoard.
+        config: the hyperparameters, shown in TensorBoard's HParams table.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first. TensorBoard supports one step only.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
-        images: the keys whose arrays of height, width and perhaps channels to show as
-            images: numbers from 0 to 1, or bytes.
+        images: the keys, by name or pattern, whose arrays to show as images. The shape
+            is (height, width) or (height, width, channels); the values are floats
+            between 0 and 1, or bytes.
 
     Example:
         >>> import tempfile
@@ -50,7 +51,7 @@ class TensorBoardLogger(Tracker):
         >>> logger.finish(state)
     """
 
-    background = False  # a file is quick enough
+    background = False  # writing to a file is fast enough
 
     def __init__(
         self,
@@ -61,15 +62,15 @@ class TensorBoardLogger(Tracker):
         images: Names = (),
     ) -> None:
         super().__init__(config, step, histograms, images)
-        self._given = pathlib.Path(path)
-        # where it is now, wherever the process may go
-        self._path = self._given.absolute()
+        self._given_path = pathlib.Path(path)
+        # absolute, since the process may change its working directory
+        self._path = self._given_path.absolute()
 
     def open(self, run: RunInfo) -> _TensorBoardRun:
         try:
             opened = _TensorBoardRun(EventFile(self._path / run.name))
         except OSError as error:
-            given = self._given / run.name
+            given = self._given_path / run.name
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
         if run.config:
             opened.has_config = True
@@ -78,7 +79,7 @@ class TensorBoardLogger(Tracker):
 
     def write(self, run: _TensorBoardRun, logs: logdict) -> None:
         for table in self.tables(logs):
-            steps = run.counts.steps(self, table)
+            steps = run.integer_steps.of(self, table)
             if table.scalars:
                 run.file.scalars(table.scalars, steps)
             if table.histograms:
@@ -88,7 +89,7 @@ class TensorBoardLogger(Tracker):
 
     def close(self, run: _TensorBoardRun) -> None:
         try:
-            # of rows that a run has lost since it was removed, `write` has told
+            # if the file was removed, `write` has reported it
             with contextlib.suppress(FileNotFoundError):
                 if run.has_config:
                     run.file.hparams_end()

@@ -1,8 +1,8 @@
 """`init`, `log` and `finish` of a tracker, as functions: `lox.wandb`, `lox.neptune`.
 
-One logger is behind the functions of a module, so that a state is a plain pytree, which
-goes into a `jit` that was compiled for another run. What a run was begun with is looked
-up when it is opened.
+All functions of a module share one logger. So a state is a plain pytree, which can be
+passed to a `jit` that was compiled for another run. The options of a run are looked up
+when it is opened.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from lox.loggers._runs.sinks import Opens
 from .tracker import Tracker
 
 
-class Functions(Logger):
-    """The logger behind the functions: hands each run to a tracker of its own.
+class FunctionLogger(Logger):
+    """The logger behind the functions of a module: opens each run in its own tracker.
 
     Args:
-        tracker: the class of the trackers, which takes what `init` is given.
-        module: the one that has the functions.
+        tracker: the class of the trackers, which takes the options of `init`.
+        module: the name of the module.
     """
 
     background = True
@@ -33,22 +33,22 @@ class Functions(Logger):
         super().__init__()
         self._tracker = tracker
         self._module = module
-        # for the runs that are about to be opened
-        self._given: dict[Words, Tracker] = {}
-        self._runs.name = tracker.__name__  # which warnings speak of
+        # the trackers of runs that are about to be opened
+        self._trackers: dict[Words, Tracker] = {}
+        self._runs.name = tracker.__name__  # for warnings
 
     def init(
         self, key: Any = None, config: Mapping[str, Any] | None = None, **options: Any
     ) -> LoggerState:
         static, traced = split_config(config)
-        # made here, where a package that is missing can be told of
+        # created here, so that a missing package raises at the user's call
         tracker = self._tracker(**options)
         words = words_of(key)
 
-        def opens(runs: OpenRuns, shared: int) -> "_OpensFor":
-            return _OpensFor(runs, shared, static, self._given, tracker)
+        def make_sink(runs: OpenRuns, shared: int) -> "_OpensInTracker":
+            return _OpensInTracker(runs, shared, static, self._trackers, tracker)
 
-        self._hand_over((words, traced), opens)
+        self._hand_over((words, traced), make_sink)
         return LoggerState(jnp.array(words), self._kind)
 
     @property
@@ -56,8 +56,8 @@ class Functions(Logger):
         return self._module
 
     def open(self, run: RunInfo) -> Any:
-        # a state can come from a process that is gone, and its options with it
-        tracker = self._given.pop(run.key, None) or self._tracker()
+        # a state from another process comes without the options of its `init`
+        tracker = self._trackers.pop(run.key, None) or self._tracker()
         return tracker, tracker.open(run)
 
     def write(self, run: Any, logs: logdict) -> None:
@@ -69,27 +69,27 @@ class Functions(Logger):
         tracker.close(opened)
 
 
-class _OpensFor(Opens):
-    """Opens runs for one tracker."""
+class _OpensInTracker(Opens):
+    """Opens runs in one tracker."""
 
     def __init__(
         self,
         runs: OpenRuns,
         shared: int,
         config: str,
-        given: dict[Words, Tracker],
+        trackers: dict[Words, Tracker],
         tracker: Tracker,
     ) -> None:
         super().__init__(runs, shared, config)
-        self._given, self._tracker = given, tracker
+        self._trackers, self._tracker = trackers, tracker
 
     def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
-        if words not in self.runs._open:  # which is about to be refused
-            self._given[words] = self._tracker
+        if words not in self.runs._open:  # `super().open` refuses an open one
+            self._trackers[words] = self._tracker
         super().open(words, late, config)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _OpensFor) and other._tracker is self._tracker
+        same = isinstance(other, _OpensInTracker) and other._tracker is self._tracker
         return same and super().__eq__(other)
 
     def __hash__(self) -> int:

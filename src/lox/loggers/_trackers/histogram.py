@@ -1,4 +1,4 @@
-"""How often the numbers of an array come, for trackers that show histograms."""
+"""Histograms of arrays, for trackers that show them."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def binned(values: Array, bins: int) -> tuple[Array, Array]:
-    """The counts and edges of bins; what is not finite has no place in them."""
+def finite_histogram(values: Array, bins: int) -> tuple[Array, Array]:
+    """The counts and bin edges of the finite values."""
     numbers = np.ravel(values).astype(np.float64)
     numbers = numbers[np.isfinite(numbers)]
     try:
         return np.histogram(numbers, bins)
-    except ValueError:  # numbers so large, or so close, that there are no edges between
+    except ValueError:  # too large, or too close together, for floats between them
         ends = numbers.min(), np.nextafter(numbers.max(), np.inf)
         return np.array([numbers.size]), np.array(ends)

@@ -1,4 +1,4 @@
-"""Arrays as pictures."""
+"""Conversion of arrays to images."""
 
 import struct
 import zlib
@@ -8,34 +8,34 @@ import numpy as np
 from .histogram import Array
 
 
-def as_bytes(pixels: Array) -> Array:
-    """An image of height, width and channels, whose numbers are bytes."""
+def to_uint8(pixels: Array) -> Array:
+    """Converts an image to bytes of shape (height, width, channels)."""
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    if pixels.dtype.kind == "f":  # from 0 to 1
+    if pixels.dtype.kind == "f":  # between 0 and 1
         pixels = np.nan_to_num(np.clip(pixels, 0, 1)) * 255 + 0.5
     elif pixels.dtype.kind == "b":
         pixels = pixels * np.uint8(255)
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
-def png(pixels: Array) -> bytes:
-    """An image as a file; pixels are bytes of height, width and channels."""
+def encode_png(pixels: Array) -> bytes:
+    """Encodes bytes of shape (height, width, channels) as a PNG file."""
     height, width, channels = pixels.shape
-    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    # a filter, of which there is none, in front of each line
+    color_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    # each line starts with its filter type: 0, no filter
     lines = np.zeros((height, 1 + width * channels), np.uint8)
     lines[:, 1:] = pixels.reshape(height, -1)
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        ends = struct.pack(">I", zlib.crc32(name + data))
-        return struct.pack(">I", len(data)) + name + data + ends
+        checksum = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + checksum
 
-    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, color_type, 0, 0, 0)
     return b"".join(
         (
             b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", head),
+            chunk(b"IHDR", header),
             chunk(b"IDAT", zlib.compress(lines.tobytes())),
             chunk(b"IEND", b""),
         )

@@ -1,4 +1,4 @@
-"""`MLflowLogger`: runs in MLflow, in batches."""
+"""`MLflowLogger`: runs in MLflow, sent in batches."""
 
 import math
 import re
@@ -13,65 +13,66 @@ from lox.loggers._runs.config import flat_config
 from lox.loggers._runs.exit import fatal_error
 
 from .tables import python_numbers
-from .tracker import StepCounts, Tracker
+from .tracker import IntegerSteps, Tracker
 
-# what MLflow takes at a time
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM, _LONGEST_NAME = 1000, 100, 6000, 250
+# MLflow's limits per request, and of lengths
+_MAX_METRICS, _MAX_PARAMS = 1000, 100
+_MAX_PARAM_LENGTH, _MAX_NAME_LENGTH = 6000, 250
 
 
 class _MLflowRun:
     def __init__(self, run_id: str) -> None:
         self.id = run_id
-        self.counts = StepCounts()
+        self.integer_steps = IntegerSteps()
         self.metrics: list[Any] = []
         self.names: dict[str, str] = {}
         self.last_time = 0
         self.at_last_time: set[tuple[str, float | None, int]] = set()
 
     def name(self, key: str) -> str:
-        """A name that MLflow takes, and that no other key has."""
-        found = self.names.get(key)
-        if found is None:
-            plain = re.sub(r"[^/\w.\- ]", "_", key)
-            parts = ["_" if p in ("", ".", "..") else p for p in plain.split("/")]
-            plain = found = "/".join(parts)[:_LONGEST_NAME]
+        """A name that MLflow accepts, different for each key."""
+        name = self.names.get(key)
+        if name is None:
+            valid = re.sub(r"[^/\w.\- ]", "_", key)
+            parts = ["_" if p in ("", ".", "..") else p for p in valid.split("/")]
+            valid = name = "/".join(parts)[:_MAX_NAME_LENGTH]
             number = 0
-            while found in self.names.values():
+            while name in self.names.values():
                 number += 1
-                found = f"{plain[: _LONGEST_NAME - 9]}_{number}"
-            self.names[key] = found
-        return found
+                name = f"{valid[: _MAX_NAME_LENGTH - 9]}_{number}"
+            self.names[key] = name
+        return name
 
     def time(self, name: str, value: float, step: int) -> int:
-        """A time in milliseconds, at which there is no such number yet.
+        """A timestamp in milliseconds that no equal metric has.
 
-        MLflow takes two alike for one.
+        MLflow drops metrics that are equal in name, value, step and timestamp.
         """
         now = int(time.time() * 1000)
         if now > self.last_time:
             self.last_time = now
             self.at_last_time.clear()
-        # NaN is not like itself, but it is to MLflow
-        number = (name, None if math.isnan(value) else value, step)
-        if number in self.at_last_time:
+        # NaN is not equal to itself, but to MLflow it is
+        metric = (name, None if math.isnan(value) else value, step)
+        if metric in self.at_last_time:
             self.last_time += 1
             self.at_last_time.clear()
-        self.at_last_time.add(number)
+        self.at_last_time.add(metric)
         return self.last_time
 
 
 class MLflowLogger(Tracker):
-    """Sends runs to [MLflow](https://mlflow.org), many numbers at a time.
+    """Sends runs to [MLflow](https://mlflow.org), in batches.
 
-    Needs `pip install 'jax-lox[mlflow]'`. Offline, MLflow keeps runs in a database of
-    SQLite's: `mlflow ui --backend-store-uri sqlite:///mlflow.db` shows them.
+    Needs `pip install 'jax-lox[mlflow]'`. Offline, MLflow stores runs in a SQLite
+    database: `mlflow ui --backend-store-uri sqlite:///mlflow.db` shows them.
 
     Args:
-        experiment: the name of MLflow's experiment, which is made if it is not there.
-        config: what to remember of the runs: MLflow's parameters.
-        tracking_uri: where MLflow keeps runs; by default where `mlflow` does.
-        step: the name of the step to draw over; by default `step`, else the first.
-            MLflow knows one step only.
+        experiment: the name of the MLflow experiment, which is created if needed.
+        config: the config of the runs, as MLflow parameters.
+        tracking_uri: where to store the runs; by default the tracking URI of `mlflow`.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first. MLflow supports one step only.
     """
 
     def __init__(
@@ -91,29 +92,29 @@ class MLflowLogger(Tracker):
     def open(self, run: RunInfo) -> _MLflowRun:
         if self._client is None:
             client = self._mlflow.MlflowClient(tracking_uri=self._uri)
-            found = client.get_experiment_by_name(self._experiment)
+            experiment = client.get_experiment_by_name(self._experiment)
             self._experiment_id = (
                 client.create_experiment(self._experiment)
-                if found is None
-                else found.experiment_id
+                if experiment is None
+                else experiment.experiment_id
             )
             self._client = client
-        made = self._client.create_run(self._experiment_id, run_name=run.name)
-        opened = _MLflowRun(made.info.run_id)
+        created = self._client.create_run(self._experiment_id, run_name=run.name)
+        opened = _MLflowRun(created.info.run_id)
         param = self._mlflow.entities.Param
         params = [
-            param(opened.name(key), str(value)[:_LONGEST_PARAM])
+            param(opened.name(key), str(value)[:_MAX_PARAM_LENGTH])
             for key, value in flat_config(run.config).items()
         ]
-        opened.names.clear()  # which are those of metrics from now on
-        for i in range(0, len(params), _MOST_PARAMS):
-            self._client.log_batch(opened.id, params=params[i : i + _MOST_PARAMS])
+        opened.names.clear()  # metrics have their own names
+        for i in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(opened.id, params=params[i : i + _MAX_PARAMS])
         return opened
 
     def write(self, run: _MLflowRun, logs: logdict) -> None:
         metric = self._mlflow.entities.Metric
         for table in self.tables(logs):
-            steps = run.counts.steps(self, table).tolist()
+            steps = run.integer_steps.of(self, table).tolist()
             for key, column in table.scalars.items():
                 name = run.name(key)
                 run.metrics += [
@@ -125,13 +126,13 @@ class MLflowLogger(Tracker):
 
     def flush(self, run: _MLflowRun) -> None:
         while run.metrics:
-            self._client.log_batch(run.id, metrics=run.metrics[:_MOST_METRICS])
-            del run.metrics[:_MOST_METRICS]
+            self._client.log_batch(run.id, metrics=run.metrics[:_MAX_METRICS])
+            del run.metrics[:_MAX_METRICS]
 
     def close(self, run: _MLflowRun) -> None:
         error = fatal_error()
-        by_hand = isinstance(error, KeyboardInterrupt)
-        status = "FINISHED" if error is None else "KILLED" if by_hand else "FAILED"
+        interrupted = isinstance(error, KeyboardInterrupt)
+        status = "FINISHED" if error is None else "KILLED" if interrupted else "FAILED"
         self._client.set_terminated(run.id, status)
 
     def _remedy(self, name: str, is_real: bool) -> str:

@@ -1,4 +1,4 @@
-"""`NeptuneLogger`: runs of Neptune, which are on this machine."""
+"""`NeptuneLogger`: Neptune runs, written to local files."""
 
 import contextlib
 import json
@@ -15,13 +15,13 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 
-from .histogram import Array, binned
-from .images import as_bytes, png
+from .histogram import Array, finite_histogram
+from .images import encode_png, to_uint8
 from .tables import python_numbers
 from .tracker import Names, Table, Tracker
 
-# what Neptune would gather of the process, for each of its runs
-_NOTHING_ELSE = {
+# do not record the process itself, for each of its runs
+_NO_MONITORING = {
     "capture_stdout": False,
     "capture_stderr": False,
     "capture_traceback": False,
@@ -29,15 +29,15 @@ _NOTHING_ELSE = {
     "source_files": [],
     "git_ref": False,
 }
-# where Neptune writes itself, or we do
+# fields that Neptune or this logger writes itself
 _RESERVED = ("sys", "monitoring", "source_code", "parameters")
-_BINS = 30  # Neptune cuts strings at 1000 characters
+_BINS = 30  # so that a histogram fits into Neptune's strings of 1000 characters
 
 
 class _NeptuneRun:
-    """A run, and where in it each series is.
+    """A run, and the path of each of its series.
 
-    To Neptune, a name with a slash is in a folder, and a folder is no series.
+    To Neptune, a name with a slash is in a folder, and a folder cannot be a series.
     """
 
     def __init__(self, run: Any) -> None:
@@ -47,18 +47,18 @@ class _NeptuneRun:
     def series(self, kind: str, name: str) -> Any:
         path = self._paths.get((kind, name))
         if path is None:
-            path = self._paths[kind, name] = self._free(name)
+            path = self._paths[kind, name] = self._unused_path(name)
         return self.run[path]
 
-    def _free(self, name: str) -> str:
+    def _unused_path(self, name: str) -> str:
         path = "/".join(filter(None, name.split("/"))) or "value"
-        if not self._is_free(path):
+        if not self._is_unused(path):
             path = path.replace("/", ".")
-        while not self._is_free(path):
+        while not self._is_unused(path):
             path += "_value"
         return path
 
-    def _is_free(self, path: str) -> bool:
+    def _is_unused(self, path: str) -> bool:
         return not any(
             f"{path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{path}/")
             for other in (*_RESERVED, *self._paths.values())
@@ -66,28 +66,28 @@ class _NeptuneRun:
 
 
 class NeptuneLogger(Tracker):
-    """Logs to Neptune, a run of it for every run.
+    """Logs to Neptune, one Neptune run per run.
 
-    Neptune's hosted service was closed in March 2026. What is left is its client, which
+    Neptune's hosted service was closed in March 2026. Its client still works, and
     writes runs to `.neptune/offline`.
 
-    Curves of Neptune's hold finite numbers. Others are in a series of strings beside,
-    called `loss_not_finite`. Histograms are strings, too: their lowest and highest
-    number, and the counts between, as JSON.
+    Neptune's series hold finite numbers only. Other numbers are logged to a separate
+    series of strings, such as `loss_not_finite`. Histograms are strings, too: JSON with
+    the lowest and the highest number and the counts in between.
 
     Args:
-        project: the project that the runs are in.
-        config: the hyperparameters; they are in `parameters`.
-        group: what the runs have in common, as a tag of groups; by default a name made
-            for this logger.
-        step: the name of the step to draw over; by default `step`, else the first.
-            Others are series of their own.
+        project: the project of the runs.
+        config: the hyperparameters, logged under `parameters`.
+        group: a group tag for the runs; by default a unique name per logger.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first. Other steps are logged as series.
         histograms: the keys, by name or pattern, whose arrays to log as histograms.
-        images: the keys whose arrays of height, width and perhaps channels to log as
-            images: numbers from 0 to 1, or bytes.
-        **options: of `neptune.init_run`. `mode` is `"offline"`, unless it or
-            `NEPTUNE_MODE` says otherwise: `"debug"` writes nothing, `"async"` sends to
-            a server of one's own.
+        images: the keys, by name or pattern, whose arrays to log as images. The shape
+            is (height, width) or (height, width, channels); the values are floats
+            between 0 and 1, or bytes.
+        **options: options of `neptune.init_run`. `mode` is `"offline"` by default, or
+            the value of `NEPTUNE_MODE`: `"debug"` writes nothing, `"async"` sends to a
+            self-hosted server.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class NeptuneLogger(Tracker):
         **options: Any,
     ) -> None:
         super().__init__(config, step, histograms, images)
-        with warnings.catch_warnings():  # of packages that Neptune imports
+        with warnings.catch_warnings():  # raised by packages that Neptune imports
             warnings.simplefilter("ignore", DeprecationWarning)
             self._neptune = require("neptune", "neptune", "`NeptuneLogger`")
             self._types = require("neptune.types", "neptune", "`NeptuneLogger`")
@@ -110,7 +110,7 @@ class NeptuneLogger(Tracker):
         self._options = {
             "project": project,
             "mode": os.environ.get("NEPTUNE_MODE", "offline"),
-            **_NOTHING_ELSE,
+            **_NO_MONITORING,
             **options,
         }
 
@@ -136,41 +136,42 @@ class NeptuneLogger(Tracker):
             run.run.stop()
 
     def _write_table(self, run: _NeptuneRun, table: Table) -> None:
-        drawn_over = self.step_of(table)
-        steps = None if drawn_over is None else drawn_over[1].tolist()
+        x_axis = self.step_of(table)
+        steps = None if x_axis is None else x_axis[1].tolist()
         for name, column in table.scalars.items():
-            self._numbers(run, name, column, steps)
+            self._write_numbers(run, name, column, steps)
         for name, column in table.histograms.items():
             texts = [_histogram_text(values) for values in column]
             run.series("text", name).extend(texts, steps=steps)
         for name, column in table.images.items():
-            files = [self._picture(pixels) for pixels in column]
+            files = [self._image_file(pixels) for pixels in column]
             run.series("image", name).extend(files, steps=steps)
         for name, column in table.steps.items():
-            if drawn_over is not None and name != drawn_over[0]:
-                self._numbers(run, name, column, steps)
+            if x_axis is not None and name != x_axis[0]:
+                self._write_numbers(run, name, column, steps)
 
-    def _numbers(
+    def _write_numbers(
         self, run: _NeptuneRun, name: str, column: Array, steps: Sequence[float] | None
     ) -> None:
         finite = np.isfinite(column)
         if finite.all():
             run.series("number", name).extend(python_numbers(column), steps=steps)
             return
-        for chosen, kind in ((finite, "number"), (~finite, "text")):
-            if chosen.any():
-                values = python_numbers(column[chosen])
-                at = None if steps is None else np.asarray(steps)[chosen].tolist()
+        for rows, kind in ((finite, "number"), (~finite, "text")):
+            if rows.any():
+                values = python_numbers(column[rows])
+                at = None if steps is None else np.asarray(steps)[rows].tolist()
                 if kind == "text":
                     name, values = f"{name}_not_finite", [str(x) for x in values]
                 run.series(kind, name).extend(values, steps=at)
 
-    def _picture(self, pixels: Array) -> Any:
-        return self._types.File.from_content(png(as_bytes(pixels)), extension="png")
+    def _image_file(self, pixels: Array) -> Any:
+        content = encode_png(to_uint8(pixels))
+        return self._types.File.from_content(content, extension="png")
 
 
 def _histogram_text(values: Array) -> str:
-    counts, edges = binned(values, _BINS)
+    counts, edges = finite_histogram(values, _BINS)
     return json.dumps(
         {
             "lowest": float(edges[0]),
@@ -182,7 +183,7 @@ def _histogram_text(values: Array) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the three lines that Neptune prints for each run."""
+    """Suppresses the three lines that Neptune prints per run."""
     logger = logging.getLogger("neptune")
     level = logger.level
     logger.setLevel(max(level, logging.WARNING))

@@ -1,6 +1,6 @@
 """Logs as tables: columns of rows that were logged together.
 
-Whole columns, since a row at a time costs a hundred times as much.
+Columns, because handling one row at a time is a hundred times slower.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ class Columns(NamedTuple):
     """Rows that were logged together.
 
     Attributes:
-        length: how many there are.
+        length: the number of rows.
         steps: their step numbers, by name.
-        values: the values of each leaf, by its path: arrays whose first axis is time.
+        values: the values of each leaf, by its path; the first axis is time.
     """
 
     length: int
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 
 def tables(logs: logdict) -> Iterator[Columns]:
-    """The logs of a run, which may have lanes, by what was logged together."""
+    """Splits the logs of a run, which may have lanes, by what was logged together."""
     for lane in _lanes(logs):
         for keys, length in lane._groups():
             steps = {
@@ -42,27 +42,28 @@ def tables(logs: logdict) -> Iterator[Columns]:
                 stacked = lane._info_for(key).stacked
                 for name, leaf in _leaves(key, lane[key]):
                     column = _column(leaf)
-                    values[free(name, taken)] = column if stacked else column[None]
+                    name = unique_name(name, taken)
+                    values[name] = column if stacked else column[None]
             yield Columns(length, steps, values)
 
 
 def _lanes(logs: logdict) -> Iterator[logdict]:
-    """The logs of each lane, if a run has several; of keys that have none, once."""
+    """The logs of each lane, and those of the keys without lanes."""
     counts = {key: logs._key(key).lane_count() for key in logs}
     if not any(count is not None for count in counts.values()):
         yield logs
         return
     for count in dict.fromkeys(counts.values()):
-        alike = logs._with((k, logs._key(k)) for k in logs if counts[k] == count)
+        same_lanes = logs._with((k, logs._key(k)) for k in logs if counts[k] == count)
         if count is None:
-            yield alike
+            yield same_lanes
             continue
-        for lane in alike.lanes():
+        for lane in same_lanes.lanes():
             yield from _lanes(lane)
 
 
-def free(name: str, taken: set[str]) -> str:
-    """A name that is not taken, and is now; one that can be written, too."""
+def unique_name(name: str, taken: set[str]) -> str:
+    """Makes a name different from those `taken`, adds it there, and makes it UTF-8."""
     name = name.encode("utf-8", "backslashreplace").decode()
     while name in taken:
         name += "_value"
@@ -71,34 +72,34 @@ def free(name: str, taken: set[str]) -> str:
 
 
 def python_numbers(column: Array) -> list[Any]:
-    """The numbers of a column as Python's own, exactly."""
+    """Converts a column to Python numbers, exactly."""
     numbers: list[Any] = column.tolist()
     if column.dtype != np.float32 or (column.ndim == 1 and 0.0 not in numbers):
         return numbers
-    return exact(column).tolist()
+    return widen_subnormals(column).tolist()
 
 
-def exact(column: Array) -> Array:
-    """The same numbers, of which none is so small that a processor may forget it.
+def widen_subnormals(column: Array) -> Array:
+    """Converts float32 to float64 if there are subnormal numbers in it.
 
-    In threads of XLA's, and in those that they start, it takes the smallest numbers of
-    32 bits for zero. Among those of 64 bits they are not the smallest.
+    XLA's threads, and threads started by them, flush float32 subnormals to zero in
+    conversions. In float64, the same numbers are not subnormal.
     """
     if column.dtype != np.float32:
         return column
     bits = column.view(np.uint32)
-    part = bits & 0x7FFFFF
-    small = ((bits & 0x7F800000) == 0) & (part != 0)
-    if not small.any():
+    mantissa = bits & 0x7FFFFF
+    subnormal = ((bits & 0x7F800000) == 0) & (mantissa != 0)
+    if not subnormal.any():
         return column
     wide = column.astype(np.float64)
-    sign = np.where(bits[small] >> 31, -1.0, 1.0)
-    wide[small] = sign * np.ldexp(part[small].astype(np.float64), -149)
+    sign = np.where(bits[subnormal] >> 31, -1.0, 1.0)
+    wide[subnormal] = sign * np.ldexp(mantissa[subnormal].astype(np.float64), -149)
     return wide
 
 
 def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The arrays of a value, each by its path."""
+    """The arrays of a value, with their paths."""
     if isinstance(value, np.ndarray | np.generic):
         return [(key, value)]
     pairs = jax.tree_util.tree_leaves_with_path(value)
@@ -109,9 +110,9 @@ def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _column(leaf: Any) -> Array:
-    """A leaf as an array of a dtype that others know."""
+    """Converts a leaf to an array of a dtype that NumPy itself has."""
     if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended):
-        return np.empty(leaf.shape, object)  # PRNG keys, which no tracker draws
+        return np.empty(leaf.shape, object)  # PRNG keys, which trackers cannot show
     column = np.asarray(leaf)
     if column.dtype.kind in "biufc":
         return column

@@ -1,4 +1,4 @@
-"""What loggers for trackers share: a tracker draws curves of numbers."""
+"""The base class of loggers for experiment trackers, which plot curves of numbers."""
 
 import dataclasses
 import difflib
@@ -26,11 +26,11 @@ class Table:
     """Rows that were logged together.
 
     Attributes:
-        length: how many there are.
-        steps: their step numbers by name.
+        length: the number of rows.
+        steps: their step numbers, by name.
         scalars: columns of numbers, by name.
-        histograms: columns of arrays that are to be shown as histograms.
-        images: columns of arrays that are to be shown as images.
+        histograms: columns of arrays to show as histograms, by name.
+        images: columns of arrays to show as images, by name.
     """
 
     length: int
@@ -41,14 +41,14 @@ class Table:
 
 
 class Tracker(Logger):
-    """The base of loggers for trackers.
+    """Base class of loggers for experiment trackers.
 
     Args:
-        config: what to remember of the runs, such as hyperparameters.
-        step: the name of the step to draw curves over; by default the one called
-            `step`, else the first.
+        config: the config of the runs, such as hyperparameters.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
-        images: the same for images.
+        images: the keys, by name or pattern, whose arrays to show as images.
     """
 
     background = True
@@ -61,47 +61,48 @@ class Tracker(Logger):
         images: Names = (),
     ) -> None:
         super().__init__(config)
-        # the line that warnings name: what they speak of is asked for there
+        # warnings are about options, and name the line that gave them
         self._line = user_line()
         self._warned: set[str] = set()
         self._step = step
         self._histograms = _patterns(histograms)
         self._images = _patterns(images)
-        # what a name turned out to be, which is found out once
+        # a cache: how to show a key, by its name, shape and dtype
         self._kinds: dict[Any, str] = {}
-        # descriptions of logs that are one table of numbers, by their identity: logs
-        # that come again and again share theirs
-        self._simple: dict[int, Any] = {}
+        # the `_info` of logs that are one table of scalars, by identity: events of one
+        # `lox.log` call share it
+        self._scalar_infos: dict[int, Any] = {}
 
     def tables(self, logs: logdict) -> list[Table]:
-        """The logs of one run, by what was logged together."""
+        """Splits the logs of one run by what was logged together."""
         info = logs._info
-        if self._simple.get(id(info)) is info:
-            simple = _simple_table(logs)
-            if simple is not None:
-                return [simple]
+        if self._scalar_infos.get(id(info)) is info:
+            scalars = _scalar_table(logs)
+            if scalars is not None:
+                return [scalars]
         found = [self._table(columns) for columns in tables(logs)]
-        if len(found) == 1 and _is_simple(logs, found[0]):
-            if len(self._simple) > _MOST_SIMPLE:
-                self._simple.clear()
-            self._simple[id(info)] = info
+        if len(found) == 1 and _is_scalar_table(logs, found[0]):
+            if len(self._scalar_infos) > _MAX_SCALAR_INFOS:
+                self._scalar_infos.clear()
+            self._scalar_infos[id(info)] = info
         return found
 
     def step_of(self, table: Table) -> tuple[str, Array] | None:
-        """The name and the numbers of the step to draw curves over, if there is one."""
+        """The name and the numbers of the step to use as the x-axis, if any."""
         steps = table.steps
         if self._step is not None and self._step in steps:
             return self._step, steps[self._step]
-        found = "step" if "step" in steps else next(iter(steps), None)
-        if found is None:
+        name = "step" if "step" in steps else next(iter(steps), None)
+        if name is None:
             return None
         if self._step is not None:
-            names = ", ".join(map(repr, (*table.scalars, *table.histograms)))
+            keys = ", ".join(map(repr, (*table.scalars, *table.histograms)))
             self.warn_once(
-                f"{type(self).__name__} draws {names} over {found!r}: it has no step "
-                f"{self._step!r}."
+                f"`{type(self).__name__}` plots {keys} over the step {name!r}, because "
+                f"these rows have no step {self._step!r}. Log that step with them, or "
+                "choose another `step`."
             )
-        return found, steps[found]
+        return name, steps[name]
 
     def _table(self, columns: Columns) -> Table:
         table = Table(columns.length, columns.steps, {}, {}, {})
@@ -114,11 +115,12 @@ class Tracker(Logger):
         return table
 
     def _kind_of(self, name: str, column: Array) -> str:
-        form = name, column.shape[1:], column.dtype.kind
-        known = self._kinds.get(form)
-        if known is None:
-            known = self._kinds[form] = self._find_kind(name, column)
-        return known
+        """How to show a key: "scalar", "histograms", "images", or "other" if not."""
+        key = name, column.shape[1:], column.dtype.kind
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._find_kind(name, column)
+        return kind
 
     def _find_kind(self, name: str, column: Array) -> str:
         if column.dtype.kind in "biuf":
@@ -127,23 +129,24 @@ class Tracker(Logger):
             if any(matches(name, pattern) for pattern in self._histograms):
                 return "histograms"
             if any(matches(name, pattern) for pattern in self._images):
-                return self._image(name, column.shape[1:])
+                return self._image_kind(name, column.shape[1:])
             if math.prod(column.shape[1:]) == 1:
                 return "scalar"
         what = f"{column.dtype} of shape {column.shape[1:]}"
         self.warn_once(
-            f"{type(self).__name__} leaves out {name!r}, which is {what}: it draws "
-            f"real numbers. {self._remedy(name, column.dtype.kind in 'biuf')}"
+            f"`{type(self).__name__}` leaves out {name!r}, which is {what}: it plots "
+            f"real scalars only. {self._remedy(name, column.dtype.kind in 'biuf')}"
         )
         return "other"
 
-    def _image(self, name: str, shape: tuple[int, ...]) -> str:
+    def _image_kind(self, name: str, shape: tuple[int, ...]) -> str:
         if len(shape) == 2 or (len(shape) == 3 and 1 <= shape[2] <= 4):
             return "images"
         self.warn_once(
-            f"{type(self).__name__} leaves out {name!r}, which is asked for as an "
-            "image: one has the shape (height, width) or (height, width, channels), "
-            f"not {shape}."
+            f"`{type(self).__name__}` leaves out {name!r}, which `images` selects: its "
+            f"shape is {shape}, and images have the shape (height, width) or (height, "
+            "width, channels) with up to 4 channels. Reshape it, or log each image by "
+            "itself."
         )
         return "other"
 
@@ -152,36 +155,37 @@ class Tracker(Logger):
             self._warned.add(message)
             try:
                 warnings.warn_explicit(message, LoxWarning, *self._line)
-            except LoxWarning as error:  # no reason for a run to fail
+            except LoxWarning as error:  # an error to the user must not stop the run
                 self._runs.raise_later(error)
 
     def _remedy(self, name: str, is_real: bool) -> str:
-        ask = (
-            f"Ask for `histograms={name!r}` or `images={name!r}`, log"
+        options = (
+            f"Pass `histograms={name!r}` or `images={name!r}`, log"
             if is_real
             else "Log"
         )
-        return f"{ask} a number made of it, or keep it with a `SaveLogger`."
+        return f"{options} a scalar computed from it, or save it with a `SaveLogger`."
 
 
-_MOST_SIMPLE = 1000
+_MAX_SCALAR_INFOS = 1000
 
 
-def _is_simple(logs: logdict, table: Table) -> bool:
-    """Whether logs are one event, or a buffer of it, and numbers alone."""
+def _is_scalar_table(logs: logdict, table: Table) -> bool:
+    """Whether logs are rows of one event that has only scalars."""
     return (
         list(table.scalars) == list(logs)
         and all(info.ndims == (0,) for info in logs._info.values())
         and all(
-            len(of) == len(logs) and len({id(step) for step in of.values()}) == 1
-            for of in logs._steps.values()
+            len(by_key) == len(logs)
+            and len({id(step) for step in by_key.values()}) == 1
+            for by_key in logs._steps.values()
         )
-        and _simple_table(logs) is not None
+        and _scalar_table(logs) is not None
     )
 
 
-def _simple_table(logs: logdict) -> Table | None:
-    """The one table that such logs are; None if they are none after all."""
+def _scalar_table(logs: logdict) -> Table | None:
+    """The table of logs that are rows of scalars; None if they are not."""
     values = logs.values()
     if logs._mask or len(logs) != len(logs._info):
         return None
@@ -192,47 +196,48 @@ def _simple_table(logs: logdict) -> Table | None:
             return None
     scalars = {key: value.reshape(-1) for key, value in logs.items()}
     steps = {
-        name: np.asarray(next(iter(of.values()))).reshape(-1)
-        for name, of in logs._steps.items()
+        name: np.asarray(next(iter(by_key.values()))).reshape(-1)
+        for name, by_key in logs._steps.items()
     }
     lengths = {len(column) for column in (*scalars.values(), *steps.values())}
     return None if len(lengths) > 1 else Table(lengths.pop(), steps, scalars, {}, {})
 
 
-class StepCounts:
-    """Numbers for the rows of a run, for trackers whose steps are whole numbers.
+class IntegerSteps:
+    """Steps of the rows of a run, for trackers that take integer steps only.
 
-    Rows without a step are counted, each key by itself.
+    Rows without an integer step are counted per key.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
-        # the steps that turned out not to be whole
-        self._uncounted: set[str] = set()
+        # the names of steps that are not integers
+        self._non_integer: set[str] = set()
 
-    def steps(self, tracker: Tracker, table: Table) -> Array:
-        found = tracker.step_of(table)
-        if found is not None:
-            name, numbers = found
+    def of(self, tracker: Tracker, table: Table) -> Array:
+        """The steps of the rows of a table."""
+        x_axis = tracker.step_of(table)
+        if x_axis is not None:
+            name, numbers = x_axis
             if numbers.dtype.kind in "bi":
                 return numbers
-            if name not in self._uncounted:
+            if name not in self._non_integer:
                 with np.errstate(invalid="ignore"):
-                    whole = numbers.astype(np.int64)
-                if np.array_equal(whole, numbers):
+                    integers = numbers.astype(np.int64)
+                if np.array_equal(integers, numbers):
                     self._count(table)
-                    return whole
-                self._uncounted.add(name)
+                    return integers
+                self._non_integer.add(name)
                 tracker.warn_once(
-                    f"{type(tracker).__name__} counts the rows instead of {name!r}, "
-                    "since its steps are whole numbers of 64 bits. `step` chooses "
-                    "another."
+                    f"`{type(tracker).__name__}` counts rows instead of using the step "
+                    f"{name!r}, because it takes only steps that are 64-bit integers. "
+                    "Choose another step with `step`."
                 )
         first = self._count(table)
         return np.arange(first, first + table.length)
 
     def _count(self, table: Table) -> int:
-        """How many rows of these keys there were before."""
+        """Counts the rows of these keys; returns how many there were before."""
         names = [*table.scalars, *table.histograms, *table.images]
         first = max((self._counts.get(name, 0) for name in names), default=0)
         self._counts |= dict.fromkeys(names, first + table.length)
@@ -242,17 +247,23 @@ class StepCounts:
 def check_options(
     options: Mapping[str, Any], function: Any, logger: str, name: str
 ) -> None:
-    """Raises if a logger is given what the function of its client does not take."""
+    """Raises if the tracker's own `function` does not take one of the options.
+
+    Args:
+        options: the options that the logger passes on.
+        function: the function of the tracker's client.
+        logger: the name of the logger.
+        name: the name of the function.
+    """
     known = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         return
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(option, known, 1)
-            meant = f" Do you mean {close[0]!r}?" if close else ""
+            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise LoxTypeError(
-                f"`{logger}` has no option {option!r}, and `{name}` has none either."
-                f"{meant}"
+                f"neither `{logger}` nor `{name}` has an option {option!r}.{hint}"
             )
 
 
@@ -261,6 +272,7 @@ def _patterns(names: Names) -> tuple[str, ...]:
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise LoxTypeError(
-                f"a logger takes names or patterns of keys, not {pattern!r}."
+                f"`histograms` and `images` take names or patterns of keys, not "
+                f"{pattern!r}."
             )
     return patterns

@@ -13,10 +13,10 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 
-from .histogram import Array, binned
-from .images import as_bytes
-from .tables import free, python_numbers
-from .tracker import Names, StepCounts, Table, Tracker, check_options
+from .histogram import Array, finite_histogram
+from .images import to_uint8
+from .tables import python_numbers, unique_name
+from .tracker import IntegerSteps, Names, Table, Tracker, check_options
 
 _BINS = 64
 
@@ -24,25 +24,26 @@ _BINS = 64
 class _TrackioRun:
     def __init__(self, run: Any) -> None:
         self.run = run
-        self.counts = StepCounts()
+        self.integer_steps = IntegerSteps()
 
 
 class TrackioLogger(Tracker):
     """Sends runs to [trackio](https://github.com/gradio-app/trackio), local by default.
 
-    Needs `pip install 'jax-lox[trackio]'`. `trackio show` shows them.
+    Needs `pip install 'jax-lox[trackio]'`. `trackio show` shows the runs.
 
     Args:
-        project: the name of trackio's project.
-        config: what to remember of the runs, such as hyperparameters.
-        group: a name for the runs of this logger.
-        step: the name of the step to draw over; by default `step`, else the first.
-            The others are logged like values.
+        project: the name of the trackio project.
+        config: the config of the runs, such as hyperparameters.
+        group: a group name for the runs of this logger.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first. Other steps are logged like values.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
-        images: the keys whose arrays of height, width and perhaps channels to show as
-            images: numbers from 0 to 1, or bytes.
-        **options: what else `trackio.init` takes, such as `space_id`. Nothing of the
-            machine itself is logged, unless `auto_log_cpu` or `auto_log_gpu` say so.
+        images: the keys, by name or pattern, whose arrays to show as images. The shape
+            is (height, width) or (height, width, channels); the values are floats
+            between 0 and 1, or bytes.
+        **options: other options of `trackio.init`, such as `space_id`. Hardware metrics
+            are logged only with `auto_log_cpu` or `auto_log_gpu`.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class TrackioLogger(Tracker):
         self._options = {"project": project, "group": group, **quiet, **options}
 
     def open(self, run: RunInfo) -> _TrackioRun:
-        # trackio ends a run when its context begins another: each gets its own
+        # trackio ends a run when another one starts in its context: one context per run
         context = contextvars.Context()
-        if self._announced:  # the project, which trackio does in every new context
+        if self._announced:  # trackio prints about the project in every new context
             with contextlib.suppress(AttributeError):
                 project = self._trackio.context_vars.current_project
                 context.run(project.set, self._options["project"])
@@ -75,37 +76,39 @@ class TrackioLogger(Tracker):
 
     def write(self, run: _TrackioRun, logs: logdict) -> None:
         for table in self.tables(logs):
-            steps = run.counts.steps(self, table).tolist()
+            steps = run.integer_steps.of(self, table).tolist()
             columns = self._columns(table)
-            # trackio takes a row at a time: without a loop in Python, as fast as it can
-            named = itertools.repeat(tuple(columns))
-            rows = map(dict, map(zip, named, zip(*columns.values(), strict=True)))
+            # trackio takes one row at a time; `map` is faster than a Python loop
+            names = itertools.repeat(tuple(columns))
+            rows = map(dict, map(zip, names, zip(*columns.values(), strict=True)))
             collections.deque(map(run.run.log, rows, steps), maxlen=0)
 
     def _columns(self, table: Table) -> dict[str, list[Any]]:
-        """What trackio is given, by name: a value for each row."""
+        """The columns to log, by name: one value per row."""
         trackio = self._trackio
         columns = {name: python_numbers(x) for name, x in table.scalars.items()}
         for name, column in table.histograms.items():
             columns[name] = [
-                trackio.Histogram(np_histogram=binned(values, _BINS))
+                trackio.Histogram(np_histogram=finite_histogram(values, _BINS))
                 for values in column
             ]
         for name, column in table.images.items():
-            columns[name] = [trackio.Image(_in_colour(pixels)) for pixels in column]
-        drawn_over = self.step_of(table)
-        if not columns or drawn_over is None:
+            columns[name] = [trackio.Image(_with_channels(pixels)) for pixels in column]
+        x_axis = self.step_of(table)
+        if not columns or x_axis is None:
             return columns
-        taken: set[str] = {drawn_over[0]}
-        steps = [name for name in table.steps if name != drawn_over[0]]
-        others = {free(name, taken): table.steps[name].tolist() for name in steps}
-        return others | {free(name, taken): x for name, x in columns.items()}
+        taken: set[str] = {x_axis[0]}
+        steps = [name for name in table.steps if name != x_axis[0]]
+        others = {
+            unique_name(name, taken): table.steps[name].tolist() for name in steps
+        }
+        return others | {unique_name(name, taken): x for name, x in columns.items()}
 
     def close(self, run: _TrackioRun) -> None:
         run.run.finish()
 
 
-def _in_colour(pixels: Array) -> Array:
-    """An image as trackio takes it, which leaves out those of one channel."""
-    found = as_bytes(pixels)
-    return np.repeat(found, 3, axis=2) if found.shape[2] == 1 else found
+def _with_channels(pixels: Array) -> Array:
+    """Repeats a single channel three times: trackio drops images of one channel."""
+    image = to_uint8(pixels)
+    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image

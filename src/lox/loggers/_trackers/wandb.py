@@ -1,4 +1,4 @@
-"""`WandbLogger`: runs of Weights & Biases."""
+"""`WandbLogger`: runs in Weights & Biases."""
 
 import inspect
 import os
@@ -16,52 +16,54 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
 
-from .histogram import Array, binned
-from .images import as_bytes
-from .tables import free, python_numbers
+from .histogram import Array, finite_histogram
+from .images import to_uint8
+from .tables import python_numbers, unique_name
 from .tracker import Names, Table, Tracker, check_options
 
-# 64 runs would print ten lines each, and each record what the program prints
+# 64 runs would print ten lines each, and each would record the program's output
 _QUIET = {"silent": True, "console": "off"}
-# the packages that are installed, which take most of the time to begin a run: the first
-# run of a logger has them
-_PACKAGES = "x_save_requirements"
-# W&B writes these into every row itself, and has no empty name
+# The setting that saves the list of installed packages, which takes most of the time of
+# `wandb.init`. Only the first run of a logger saves it.
+_SAVE_PACKAGES = "x_save_requirements"
+# W&B adds these to every row itself, and refuses the empty name
 _RESERVED = ("_step", "_timestamp", "_runtime", "_wandb", "")
 _BINS = 64
-_NOT_SENT = ("offline", "dryrun", "disabled")
-# who has waited long for a server in vain leaves it alone for a while, so that 64 runs
-# do not wait for it one after the other
-_LONG, _PAUSE = 5.0, 60.0
+_LOCAL_MODES = ("offline", "dryrun", "disabled")
+# After a failure that took longer than `_LONG_WAIT` seconds, no run tries again for
+# `_RETRY_AFTER` seconds, so that 64 runs do not time out one after the other.
+_LONG_WAIT, _RETRY_AFTER = 5.0, 60.0
 
 
 class _WandbRun:
     def __init__(self, run: Any) -> None:
         self.run = run
-        # the names that have a step to be drawn over
+        # the metrics whose x-axis is defined
         self.defined: set[str] = set()
 
 
 class WandbLogger(Tracker):
-    """Logs to Weights & Biases, a run of it for every run.
+    """Logs to Weights & Biases, one W&B run per run.
 
-    Steps are columns beside the values, and the values are drawn over them: W&B's own
-    step, which must grow, counts the rows.
+    Steps are logged as metrics, which W&B uses as the x-axis of the values. W&B's own
+    step, which must increase, counts the rows.
 
-    It never asks for an API key: `wandb login` does, or `WANDB_API_KEY` holds it. With
-    `mode="offline"` the runs are in `wandb/`, from where `wandb sync` sends them.
+    The logger never prompts for an API key: run `wandb login` or set `WANDB_API_KEY`.
+    With `mode="offline"`, runs are written to `wandb/`, and `wandb sync` uploads them.
 
     Args:
-        project: the project that the runs are in.
+        project: the project of the runs.
         config: the hyperparameters.
-        group: what the runs have in common; by default a name made for this logger.
-        step: the name of the step to draw over; by default `step`, else the first.
+        group: the group of the runs; by default a unique name per logger.
+        step: the name of the step to use as the x-axis; by default `step`, else the
+            first.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
-        images: the keys whose arrays of height, width and perhaps channels to show as
-            images: numbers from 0 to 1, or bytes.
-        **options: of `wandb.init`, such as `mode`, `entity` or `tags`. With `resume`, a
-            run goes on with the run of W&B that has the same key. `settings` replaces
-            the ones that keep W&B quiet.
+        images: the keys, by name or pattern, whose arrays to show as images. The shape
+            is (height, width) or (height, width, channels); the values are floats
+            between 0 and 1, or bytes.
+        **options: options of `wandb.init`, such as `mode`, `entity` or `tags`. With
+            `resume`, a run resumes the W&B run with the same key. `settings` replaces
+            the settings that keep W&B quiet.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class WandbLogger(Tracker):
         self._check_mode(options.get("mode"))
         if self._images:
             self._pillow = require("PIL.Image", "wandb", "`images` of `WandbLogger`")
-        # whether the next run is the first one with settings of ours
+        # whether the next run is the first one, with our own settings
         self._is_first = "settings" not in options
         self._group = f"lox-{secrets.token_hex(4)}" if group is None else group
         self._options = {
@@ -89,8 +91,8 @@ class WandbLogger(Tracker):
             "settings": dict(_QUIET),
             **options,
         }
-        self._may_log_in = False
-        # why the server could not be reached, and when to try again
+        self._login_checked = False
+        # the error of the last attempt to reach the server, and when to try again
         self._failure: tuple[Exception, float] | None = None
 
     def _check_mode(self, mode: Any) -> None:
@@ -98,26 +100,26 @@ class WandbLogger(Tracker):
         modes = typing.get_args(field and field.annotation)
         if mode is not None and modes and mode not in modes:
             raise LoxValueError(
-                f"`mode` of `WandbLogger` is {mode!r}; W&B has "
+                f"`mode` of `WandbLogger` is {mode!r}; it must be one of "
                 f"{', '.join(map(repr, modes))}."
             )
 
     def open(self, run: RunInfo) -> _WandbRun:
-        began = time.monotonic()
-        if self._failure is not None and began < self._failure[1]:
+        start = time.monotonic()
+        if self._failure is not None and start < self._failure[1]:
             raise self._failure[0]
         options = {"name": run.name, "config": dict(run.config), **self._options}
         if "resume" in options:
             options.setdefault("id", run.name)
         try:
-            if not self._may_log_in:
+            if not self._login_checked:
                 self._check_login()
-                self._may_log_in = True
+                self._login_checked = True
             opened = self._wandb.init(reinit="create_new", **options)
         except Exception as error:
             now = time.monotonic()
-            if now - began > _LONG:
-                self._failure = error, now + _PAUSE
+            if now - start > _LONG_WAIT:
+                self._failure = error, now + _RETRY_AFTER
             raise
         if self._is_first:
             self._is_first = False
@@ -134,11 +136,11 @@ class WandbLogger(Tracker):
             if not columns:
                 continue
             taken = set(_RESERVED)
-            steps = {name: free(name, taken) for name in table.steps}
-            names = [free(name, taken) for name in columns]
-            drawn_over = self.step_of(table)
-            if drawn_over is not None:
-                self._define(run, names, steps[drawn_over[0]])
+            steps = {name: unique_name(name, taken) for name in table.steps}
+            names = [unique_name(name, taken) for name in columns]
+            x_axis = self.step_of(table)
+            if x_axis is not None:
+                self._define_x_axis(run, names, steps[x_axis[0]])
             names += steps.values()
             numbers = [column.tolist() for column in table.steps.values()]
             for row in zip(*columns.values(), *numbers, strict=True):
@@ -146,60 +148,61 @@ class WandbLogger(Tracker):
 
     def close(self, run: _WandbRun) -> None:
         error = fatal_error()
-        by_hand = isinstance(error, KeyboardInterrupt)
-        # the codes that W&B itself gives to what it sees
-        run.run.finish(exit_code=0 if error is None else 255 if by_hand else 1)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        # W&B's own exit codes
+        run.run.finish(exit_code=0 if error is None else 255 if interrupted else 1)
 
     def _columns(self, table: Table) -> dict[str, list[Any]]:
-        """What W&B is given, by name: a value for each row."""
+        """The columns to log, by name: one value per row."""
         wandb = self._wandb
         columns = {name: python_numbers(x) for name, x in table.scalars.items()}
         for name, column in table.histograms.items():
             columns[name] = [
-                wandb.Histogram(np_histogram=binned(values, _BINS)) for values in column
+                wandb.Histogram(np_histogram=finite_histogram(values, _BINS))
+                for values in column
             ]
         for name, column in table.images.items():
-            columns[name] = [self._picture(pixels) for pixels in column]
+            columns[name] = [self._image(pixels) for pixels in column]
         return columns
 
-    def _picture(self, pixels: Array) -> Any:
-        # as a picture, since W&B drops the axes of arrays that have length 1
-        pixels = as_bytes(pixels)
-        picture = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-        return self._wandb.Image(self._pillow.fromarray(picture))
+    def _image(self, pixels: Array) -> Any:
+        # not an array: W&B drops its axes of length 1
+        pixels = to_uint8(pixels)
+        squeezed = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+        return self._wandb.Image(self._pillow.fromarray(squeezed))
 
-    def _define(self, run: _WandbRun, names: Iterable[str], step: str) -> None:
+    def _define_x_axis(self, run: _WandbRun, names: Iterable[str], step: str) -> None:
         for name in names:
-            # a name with a star would be a pattern
+            # W&B would take a name with a star for a pattern
             if name not in run.defined and "*" not in name:
                 run.run.define_metric(name, step_metric=step, step_sync=False)
             run.defined.add(name)
 
     def _check_login(self) -> None:
-        """Raises where `wandb.init` would ask for an API key."""
+        """Raises if `wandb.init` would prompt for an API key."""
         wandb, given = self._wandb, self._options["settings"] or {}
         if not isinstance(given, Mapping):
             given = given.model_dump(include=given.model_fields_set)
         session = wandb.setup().settings
         mode = self._options.get("mode") or given.get("mode") or session.mode
         api_key = given.get("api_key") or os.environ.get("WANDB_API_KEY")
-        if mode in _NOT_SENT or api_key:
+        if mode in _LOCAL_MODES or api_key:
             return
-        if wandb.run is not None:  # of the user's own
+        if wandb.run is not None:  # a run that the user has started
             has_key = not wandb.run.offline
         else:
-            has_key = session.mode not in _NOT_SENT and _has_key(wandb)
+            has_key = session.mode not in _LOCAL_MODES and _has_key(wandb)
         if not has_key:
             raise LoxValueError(
                 "there is no API key for W&B. Log in with `wandb login`, set "
-                '`WANDB_API_KEY`, or keep the runs here with `mode="offline"`.'
+                '`WANDB_API_KEY`, or write the runs to disk with `mode="offline"`.'
             )
 
     def _after_first(self, run: Any) -> None:
-        if _PACKAGES in self._wandb.Settings.model_fields:
-            self._options["settings"][_PACKAGES] = False
+        if _SAVE_PACKAGES in self._wandb.Settings.model_fields:
+            self._options["settings"][_SAVE_PACKAGES] = False
         if not run.offline and run.project_url:
-            # one line for all the runs, since W&B prints none
+            # one line for all runs: W&B itself prints nothing
             group = urllib.parse.quote(self._group, safe="")
             print(f"wandb: {run.project_url}/groups/{group}", file=sys.stderr)
 
