@@ -620,8 +620,8 @@ def test_a_server_that_cannot_be_reached_is_not_waited_for_by_every_run():
     run = python(
         """
         import jax, wandb, lox.wandb
-        from lox.loggers import _wandb
-        _wandb._LONG = 1.0
+        import lox.loggers._trackers.wandb
+        lox.loggers._trackers.wandb._LONG_WAIT = 1.0
         init, calls = wandb.init, []
         wandb.init = lambda **options: calls.append(options) or init(**options)
         settings = {"silent": True, "console": "off", "init_timeout": 2}
