@@ -5,7 +5,6 @@ differentiated code, and decide outside what happens to it: `lox.spool` returns 
 beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import _old_pickles as _old_pickles
@@ -23,6 +22,7 @@ from ._errors import (
     UnboundedLoopError as UnboundedLoopError,
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
+from ._imports import load as _load_module
 from ._settings import set_default as set_default
 from ._version import __version__ as __version__
 
@@ -51,10 +51,10 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name in _SUBMODULES:
-            return importlib.import_module(f"{__name__}.{name}")
+            return _load_module(f"{__name__}.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        module = _load_module(f"{__name__}.{_MODULE_OF[name]}")
         found = globals()[name] = getattr(module, name)
         return found
 

@@ -1,11 +1,65 @@
-"""Import hooks: support for modules that lox does not import itself."""
+"""Imports at first use, and support for libraries once somebody imports them."""
 
+import contextlib
+import importlib
 import importlib.util
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
+
+# --- modules of lox that are imported at first use ---------------------------
+
+_loading = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # In a forked process, what another thread was importing would stay half imported.
+    os.register_at_fork(
+        before=_loading.acquire,
+        after_in_parent=_loading.release,
+        after_in_child=_loading.release,
+    )
+
+
+def load(name: str) -> ModuleType:
+    """Imports a module, which nobody can find half imported."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        return module
+    with _loading, _signals_deferred():
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Delays signal handlers, which may log, and would find lox half imported."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    delayed: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, Any] = {}
+
+    def delay(signum: int, frame: FrameType | None) -> None:
+        delayed.append((signum, frame))
+
+    for number in map(int, signal.valid_signals()):
+        handler = signal.getsignal(number)
+        if callable(handler):
+            handlers[number] = handler
+            signal.signal(number, delay)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in delayed:
+            handlers[number](number, frame)
+
+
+# --- modules that lox itself never imports -----------------------------------
 
 Hook = Callable[[ModuleType], None]
 
