@@ -16,7 +16,7 @@ import numpy as np
 from . import _compat, _interrupts, _signals
 from ._events import Event, Operands, delivery
 from ._key import KeyInfo
-from ._logdict import logdict
+from ._logdict import OpenRow, logdict
 from ._settings import default_handler
 
 Callback = Callable[[logdict], Any]
@@ -279,7 +279,7 @@ def _logdict(
     return logdict._of(data, steps, masks, info)
 
 
-def row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
+def row_opener(event: Event) -> OpenRow:
     """`_open` for an event without lanes or mask, whose shapes do not change.
 
     There may be more operands after its own.

@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -635,6 +635,10 @@ def _deserialize_layout(data: bytes) -> _Layout:
 
 
 _compat.register_export(logdict, "lox.logdict", _serialize_layout, _deserialize_layout)
+
+# Makes logs of the arrays of a row: of its values, and then of its steps. Rows of the
+# same function have the same keys, shapes and dtypes.
+OpenRow = Callable[[Sequence[Any]], logdict]
 
 RESERVED = frozenset(dir(logdict)) | {"explicit"}
 # what a logdict has beside what every dict has

@@ -36,7 +36,7 @@ from lox._transform import (
 )
 
 from ._config import plain_config, split_config
-from ._runs import OpenRuns, Words
+from ._runs import OpenRuns, RowWriter, Words
 from ._sinks import (
     Closes,
     Opens,
@@ -404,6 +404,10 @@ class Logger:
         """Opens a run; the arguments are those of `OpenRuns.open`."""
         del late
         return self.open(self._info(words, config))
+
+    def _row_writer(self) -> RowWriter | None:
+        """A quicker `write` for single rows of programs, if the backend has one."""
+        return None
 
     def _adopt(self, run: Any, info: RunInfo) -> bool:
         """Gives a config to a run that has begun without; False if it cannot."""
