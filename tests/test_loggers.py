@@ -51,6 +51,15 @@ class BrokenLogger(lox.loggers.Logger):
         raise ConnectionError("no network")
 
 
+class DoublingLogger(lox.loggers.SaveLogger):
+    """Writes something else than its base class."""
+
+    def write(self, run, logs):
+        doubled = lox.logdict(logs)
+        doubled["x"] = logs["x"] * 2
+        super().write(run, doubled)
+
+
 def scanned(x, n=3):
     def body(carry, i):
         lox.log({"x": carry}, step=i)
@@ -429,6 +438,18 @@ def test_of_several_loggers_all_begin_or_none():
     with pytest.raises(lox.StoreError, match="a run already exists at store"):
         logger.init(0)
     assert not memory.runs
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_subclass_of_a_logger_may_write_otherwise(several):
+    logger = DoublingLogger("store")
+    if several:
+        logger = lox.loggers.MultiLogger(logger, MemoryLogger())
+    state = logger.init(0)
+    assert logger.tap(scanned, state)(1.0) == 8
+    logger.finish(state)
+    found = lox.load("store")
+    assert found["x"].tolist() == [2, 4, 8] and found.step["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["SaveLogger", "CSVLogger", "JSONLinesLogger"])

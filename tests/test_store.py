@@ -56,6 +56,58 @@ def test_every_dtype_comes_back(tmp_path, dtype):
     assert found["x"].tobytes() == np.asarray(rows).tobytes()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lanes", [0, 3])
+def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, lanes):
+    def program(scale):
+        def body(carry, i):
+            x = (carry * scale > 2).astype(dtype)
+            values = {"x": x, "many": jnp.array([[x, x * 0], [x * 0, x]]), "i": i}
+            lox.log(values | {"tree": {"a": i, "b": (x,)}}, step=i, half=i / 2)
+            lox.log({"empty": jnp.zeros((0, 2), dtype)})
+            return carry + 1, None
+
+        return lax.scan(body, 0, jnp.arange(5))[0]
+
+    tapped = lox.loggers.SaveLogger(tmp_path / "tapped")
+    by_hand = lox.loggers.SaveLogger(tmp_path / "by hand")
+
+    def run(key, scale):
+        tapped.tap(program, tapped.init(key))(scale)
+        return lox.tap(program, lambda logs: rows.append(logs))(scale)
+
+    rows = []
+    keys, scales = jnp.arange(lanes or 1), jnp.arange(1, (lanes or 1) + 1)
+    jax.vmap(run)(keys, scales) if lanes else run(0, scales[0])
+    jax.effects_barrier()
+    for key in keys:
+        state = by_hand.init(int(key))
+        # of each event, the lanes come one after the other
+        for i in range(10):
+            by_hand.log(state, rows[i * len(keys) + int(key)])
+        by_hand.finish(state)
+    for logger in (tapped, by_hand):
+        logger._runs.close_all()
+    for path in sorted((tmp_path / "by hand").glob("*/writer-0000/*")):
+        same = tmp_path / "tapped" / path.relative_to(tmp_path / "by hand")
+        assert same.read_bytes() == path.read_bytes(), path
+
+
+def test_rows_that_are_not_contiguous_are_stored_as_they_are_seen(tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    writer = logger.open(logger._info((0, 0)))
+
+    def open_row(arrays):
+        return lox.logdict({"x": arrays[0]})
+
+    table = np.arange(12).reshape(2, 2, 3)
+    for x in (table[0], table[1], table[0].T.copy().T, table[:, :, ::-1][1]):
+        writer.write_row(open_row, [x])
+    writer.close()
+    expected = [table[0], table[1], table[0], table[1, :, ::-1]]
+    assert (lox.load(tmp_path)["x"] == np.array(expected)).all()
+
+
 def test_prng_keys_come_back(tmp_path):
     for impl in ("threefry2x32", "rbg"):
         keys = jax.random.split(jax.random.key(0, impl=impl), 3)
@@ -339,16 +391,16 @@ def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
 
     def call(i):
         if i == 1:
-            turns(2)
-            turns(3)
+            turns.call(call, 2)
+            turns.call(call, 3)
         if i == 2:
             raise ValueError("no")
         done.append(i)
 
-    turns = Turns(call)
+    turns = Turns()
     with pytest.raises(ValueError, match="no"):
-        turns(1)
-    turns(4)
+        turns.call(call, 1)
+    turns.call(call, 4)
     assert done == [1, 3, 4]
 
 

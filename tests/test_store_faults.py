@@ -141,6 +141,33 @@ def check_rows(logs, acknowledged):
     assert found == {name: rows for name, rows in expected.items() if rows}
 
 
+def row_writer(writer):
+    """Writes single rows as programs hand them over, and other logs as they are."""
+    openers = {}
+
+    def write(logs):
+        if any(info.stacked for info in logs._info.values()):
+            writer.write(logs)
+            return
+        leaves, tree = jax.tree.flatten(dict(logs))
+        steps = [next(iter(of.values())) for of in logs._steps.values()]
+        form = tree, tuple(logs._steps)
+        if form not in openers:
+            openers[form] = row_opener(*form)
+        writer.write_row(openers[form], [*leaves, *steps])
+
+    return write
+
+
+def row_opener(tree, names):
+    def open_row(arrays):
+        values = tree.unflatten(arrays[: tree.num_leaves])
+        steps = zip(names, arrays[tree.num_leaves :], strict=True)
+        return lox.logdict(values, {n: dict.fromkeys(values, x) for n, x in steps})
+
+    return open_row
+
+
 def without_fsync():
     """Killing a process loses nothing that the system has; and waiting takes long."""
     os.fsync = lambda descriptor: None
@@ -181,8 +208,9 @@ def kill_at_random_moments(directory, kills, seed):
 
         def work(tell, path=path, child=child):
             writer = Writer(create_run(path, "a"))
+            write = row_writer(writer) if child % 2 else writer.write
             for i in range(10_000):
-                writer.write(call_of(child, i))
+                write(call_of(child, i))
                 tell(i + 1)
 
         process, pipe = fork(work)
@@ -441,6 +469,39 @@ def test_overwriting_leaves_a_writer_without_rows_in_peace(tmp_path):
     log_rows(new, new_state, 0)
     new.finish(new_state)
     assert lox.load(tmp_path, key=3)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def removes(path):
+    """A logger that removes a directory at the third row."""
+
+    class Removes(lox.loggers.Logger):
+        def open(self, run):
+            return run
+
+        def write(self, run, logs):
+            if logs.step["x"] == 2:
+                shutil.rmtree(path)
+
+    return Removes()
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
+    tmp_path, monkeypatch, lanes
+):
+    monkeypatch.chdir(tmp_path)
+    saves = lox.loggers.SaveLogger("store")
+    logger = lox.loggers.MultiLogger(saves, removes("store/00000000-00000003"))
+
+    def run(seed):
+        return logger.tap(scanned, logger.init(seed), argnames="x")(0.0)
+
+    with pytest.warns(lox.LoxWarning, match="was removed while it was written"):
+        jax.vmap(run)(jnp.array([3])) if lanes else jax.jit(run)(3)
+        jax.effects_barrier()
+    (unsent,) = lox.runs(".lox/unsent")
+    assert unsent.load().step["x"].tolist() == list(range(3, 50))
+    assert not os.path.exists("store/00000000-00000003")
 
 
 def test_saving_in_place_of_a_run_tells_its_logger(tmp_path, monkeypatch):
@@ -743,13 +804,14 @@ def fill_the_disk(directory, way):
             lox.save({"begun": 1}, run)
             error = fill(run, lambda x, run=run: lox.save(x, run), logs, ballast, room)
             assert isinstance(error, lox.StoreError), error
-            other = create_run(directory / f"{logs.__name__}-written", "x")
-            writer = Writer(other)
-            error = fill(other, writer.write, logs, ballast, room)
-            assert isinstance(error, OSError), error
-            writer.close()
-            for path in (run, other):
-                shutil.rmtree(path)
+            shutil.rmtree(run)
+            for way_of in (lambda writer: writer.write, row_writer):
+                other = create_run(directory / f"{logs.__name__}-written", "x")
+                writer = Writer(other)
+                error = fill(other, way_of(writer), logs, ballast, room)
+                assert isinstance(error, OSError), error
+                writer.close()
+                shutil.rmtree(other)
     print("done")
 
 
@@ -1242,7 +1304,7 @@ def test_a_segment_that_is_not_sound_counts_in_a_finished_run(tmp_path, monkeypa
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
         # neither written nor cut off
-        patch.setattr("lox._store.writer._write_all", failing)
+        patch.setattr("lox._store.growing_file.GrowingFile.append", failing)
         patch.setattr("lox._store.writer._SegmentWriter._size", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"x": np.int8(2)}))

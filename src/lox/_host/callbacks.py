@@ -16,7 +16,7 @@ import numpy as np
 from lox._events.event import Event, Operands, default
 from lox._jax import compat
 from lox._logs.key import KeyInfo
-from lox._logs.logdict import logdict
+from lox._logs.logdict import OpenRow, logdict
 from lox._settings import default_handler
 from lox._source import delivery
 
@@ -290,7 +290,7 @@ def _logdict(
     return logdict._of(data, steps, masks, info)
 
 
-def row_opener(event: Event) -> Callable[[Sequence[Any]], logdict]:
+def row_opener(event: Event) -> OpenRow:
     """`_open` for an event without lanes or mask, whose shapes do not change.
 
     There may be more operands after its own.

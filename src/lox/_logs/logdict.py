@@ -3,7 +3,7 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -562,6 +562,10 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 def _less(of: dict[str, Any], key: str) -> dict[str, Any]:
     return {k: value for k, value in of.items() if k != key} if key in of else of
 
+
+# Makes logs of the arrays of a row: of its values, and then of its steps. Rows of the
+# same function have the same keys, shapes and dtypes.
+OpenRow = Callable[[Sequence[Any]], logdict]
 
 RESERVED = frozenset(dir(logdict)) | {"explicit"}
 # what a logdict has beside what every dict has

@@ -10,6 +10,7 @@ import io
 import os
 import pathlib
 import threading
+from typing import Any
 
 _MOST_OPEN = 512
 
@@ -29,19 +30,39 @@ class GrowingFile:
         self._identity = self._found()
         self.in_use = False
 
+    def append(self, data: Any) -> None:
+        """Writes all of it, and raises `FileNotFoundError` if the file was removed."""
+        try:
+            handle = self.acquire()
+            written = handle.write(data)
+            if written != len(data):  # of bytes
+                _write_rest(handle, memoryview(data)[written:])
+            self.check_linked(handle)
+        finally:
+            self.in_use = False
+
+    def check_linked(self, handle: io.FileIO) -> None:
+        """Raises `FileNotFoundError` if the file, open as `handle`, was removed."""
+        if os.fstat(handle.fileno()).st_nlink == 0:
+            raise removed(self.path)
+
     def acquire(self) -> io.FileIO:
         """The open file, until it is released; of one thread at a time."""
-        handle = _open_files.keep(self)
-        if handle is None:
-            try:
-                handle = self._open("r+b")
-                if self._found() != self._identity:
-                    self.close()
-                    raise FileNotFoundError(f"{self.path} was removed")
-                handle.seek(0, os.SEEK_END)
-            except BaseException:
-                self.in_use = False
-                raise
+        with _open_files.lock:  # so that nobody closes it meanwhile
+            self.in_use = True
+            handle = self.handle
+        return self._open_again() if handle is None else handle
+
+    def _open_again(self) -> io.FileIO:
+        try:
+            handle = self._open("r+b")
+            if self._found() != self._identity:
+                self.close()
+                raise FileNotFoundError(f"{self.path} was removed")
+            handle.seek(0, os.SEEK_END)
+        except BaseException:
+            self.in_use = False
+            raise
         return handle
 
     def release(self) -> None:
@@ -71,31 +92,37 @@ class GrowingFile:
         return status.st_dev, status.st_ino
 
 
+def _write_rest(handle: io.FileIO, rest: memoryview) -> None:
+    while rest:
+        rest = rest[handle.write(rest) :]
+
+
+def removed(path: pathlib.Path) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{path} was removed while it was written: another writer has replaced the "
+        "run, or somebody has deleted it"
+    )
+
+
 class _OpenFiles:
     """Those of this process, the ones that were opened first in front."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._files: collections.OrderedDict[GrowingFile, None]
         self._files = collections.OrderedDict()
 
-    def keep(self, file: GrowingFile) -> io.FileIO | None:
-        """Sees that nobody closes a file, if it is open."""
-        with self._lock:
-            file.in_use = True
-            return file.handle
-
     def add(self, file: GrowingFile) -> None:
-        with self._lock:
+        with self.lock:
             self._files[file] = None
 
     def forget(self, file: GrowingFile) -> None:
-        with self._lock:
+        with self.lock:
             self._files.pop(file, None)
 
     def make_room(self, of: int | None = None) -> None:
         """Closes what nobody uses just now, so that few files or none are open."""
-        with self._lock:
+        with self.lock:
             most = _most_open() if of is None else of
             for file in list(self._files):
                 if len(self._files) < max(most, 1):
@@ -106,7 +133,7 @@ class _OpenFiles:
     def begin_anew(self) -> None:
         """In a process that was forked, where they are not ours to close."""
         self._files = collections.OrderedDict()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
 
 def _most_open() -> int:

@@ -30,12 +30,12 @@ class _OpenWriters:
         """At the beginning, and in a process that was forked."""
         if hasattr(self, "_open"):
             self._inherited.append(self._open)
-        self._turns = Turns(self._write)
+        self._turns = Turns()
         self._lock = self._turns.lock
         self._open: collections.OrderedDict[Any, Writer] = collections.OrderedDict()
 
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
-        self._turns(path, mode, key, logs)
+        self._turns.call(self._write, path, mode, key, logs)
 
     def _write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
         name = path.resolve()

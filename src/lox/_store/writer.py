@@ -4,13 +4,14 @@ import contextlib
 import io
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from lox._errors import ShapeError, StoreError
-from lox._logs.logdict import logdict
+from lox._logs.logdict import OpenRow, logdict
 from lox._serialized import Turns
 
 from .format import (
@@ -25,7 +26,7 @@ from .format import (
     shown,
     write_json,
 )
-from .growing_file import GrowingFile
+from .growing_file import GrowingFile, removed
 from .records import Plan, records_of
 from .schema import Schema
 
@@ -61,7 +62,7 @@ class _SegmentWriter:
             write_json(path.with_suffix(".json"), content)
             self._file = GrowingFile(path.with_suffix(".npy"))
             on_failure.callback(_discard, path, self._file)
-            self._write(self._file, self._header)
+            self._file.append(self._header)
             on_failure.pop_all()
 
     @property
@@ -85,26 +86,38 @@ class _SegmentWriter:
             self._bytes = self._records.view(np.uint8).data
         for field, rows in zip(self._fields, arrays, strict=True):
             field[...] = rows
+        self._append(self._bytes, length, number)
+
+    def append_row(self, arrays: Sequence[Any], number: int) -> None:
+        """The same for one row whose bytes, in this order, are its record."""
+        try:
+            record = b"".join(arrays)
+        except TypeError:  # they are not contiguous
+            record = b"".join([array.tobytes() for array in arrays])
+        self._append(record, 1, number)
+
+    def has_rows_like(self, arrays: Sequence[Any]) -> bool:
+        """Whether the bytes of these arrays, in this order, are a record."""
+        columns = [(column.dtype, column.shape) for column in self._columns]
+        return (
+            sys.byteorder == "little"
+            and columns == [(x.dtype.name, x.shape) for x in arrays]
+            and self._dtype.itemsize == sum(x.nbytes for x in arrays)
+        )
+
+    def _append(self, records: bytes | memoryview, count: int, number: int) -> None:
         rows_before, follows, placed = self._end
-        end = rows_before + length, number + length, placed
+        end = rows_before + count, number + count, placed
         try:
             if number != follows:
                 # before the records: a place without any says nothing
                 end = *end[:2], placed + PLACE.itemsize
-                self._write(self._places, place_of(rows_before, number))
-            self._write(self._file, self._bytes)
+                self._places.append(place_of(rows_before, number))
+            self._file.append(records)
             self._end = end
         except BaseException:
             self._recover(end)
             raise
-
-    def _write(self, file: GrowingFile, data: Any) -> None:
-        handle = file.acquire()
-        try:
-            _write_all(handle, data)
-            _check_linked(file, handle)
-        finally:
-            file.release()
 
     def _recover(self, wanted: tuple[int, int, int]) -> None:
         """What was not written whole must not be in the way of what comes after it."""
@@ -134,7 +147,7 @@ class _SegmentWriter:
     def check(self) -> None:
         """Raises `FileNotFoundError` if the records were removed."""
         with self._opened() as (handle, _):
-            _check_linked(self._file, handle)
+            self._file.check_linked(handle)
 
     def sync(self) -> None:
         with self._opened() as handles:
@@ -155,32 +168,12 @@ class _SegmentWriter:
         self._places.close()
 
 
-def _check_linked(file: GrowingFile, handle: io.FileIO) -> None:
-    if os.fstat(handle.fileno()).st_nlink == 0:
-        raise _removed(file.path)
-
-
-def _removed(path: pathlib.Path) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"{path} was removed while it was written: another writer has replaced the "
-        "run, or somebody has deleted it"
-    )
-
-
 def _discard(path: pathlib.Path, file: GrowingFile) -> None:
     """Removes what there is of a segment that could not be begun."""
     file.close()
     for name in (path.with_suffix(".json"), file.path):
         with contextlib.suppress(OSError):
             name.unlink()
-
-
-def _write_all(file: io.FileIO, data: Any) -> None:
-    written = file.write(data)
-    if written != len(data):  # of bytes
-        view = memoryview(data)[written:]
-        while view:
-            view = view[file.write(view) :]
 
 
 class Writer:
@@ -203,7 +196,10 @@ class Writer:
         self._run = run.absolute()  # wherever the process may go
         self._replaces = replaces
         self._plans: dict[Any, Plan] = {}
-        self._turns = Turns(self._write)
+        self._last_plan: Plan | None = None
+        # the segments of the rows that programs hand over
+        self._segments_of_rows: dict[OpenRow, _SegmentWriter] = {}
+        self._turns = Turns()
         self._lock = self._turns.lock
         self._begin()
 
@@ -222,8 +218,7 @@ class Writer:
         self._all_segments: list[_SegmentWriter] = []
         self._forms: dict[str, str] = {}
         self._begun = 0
-        self._plans.clear()
-        self._last_plan: Plan | None = None
+        self._forget_plans()
         self._number = 0
         self._lost = False
 
@@ -240,19 +235,48 @@ class Writer:
 
     def write(self, logs: logdict) -> None:
         """Writes all rows. When it returns, the system has them (see `sync`)."""
-        self._turns(logs)
+        self._turns.call(self._write, logs)
 
-    def _write(self, logs: logdict) -> None:
+    def write_row(self, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+        """Writes one row that a program hands over.
+
+        Args:
+            open_row: makes logs of the row.
+            arrays: its values, and then its steps.
+        """
+        self._turns.call(self._write_row, open_row, arrays)
+
+    def _write_row(self, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+        segment = self._segments_of_rows.get(open_row)
+        if segment is None or not segment.sound:
+            segment = self._write(open_row(arrays))
+            if segment is not None and segment.has_rows_like(arrays):
+                if len(self._segments_of_rows) > _MOST_PLANS:
+                    self._segments_of_rows.clear()
+                self._segments_of_rows[open_row] = segment
+            return
+        try:
+            segment.append_row(arrays, self._take(1))
+        except FileNotFoundError:
+            self._lose()
+            raise
+
+    def _write(self, logs: logdict) -> _SegmentWriter | None:
+        """Writes logs, and gives the segment they are in, if it is a single one."""
         if self._lost:
             self._begin()
         try:
-            self._write_rows(logs)
+            return self._write_rows(logs)
         except FileNotFoundError:
-            self._lost = True
-            self._close_segments()
+            self._lose()
             raise
 
-    def _write_rows(self, logs: logdict) -> None:
+    def _lose(self) -> None:
+        """What was written so far was removed."""
+        self._lost = True
+        self._close_segments()
+
+    def _write_rows(self, logs: logdict) -> _SegmentWriter | None:
         plan = self._plan_for(logs)
         if plan is not None and plan.segment.sound:
             plain = plan.arrays(logs)
@@ -260,7 +284,7 @@ class Writer:
                 length = len(plain[0]) if plan.stacked else 1
                 if length:
                     plan.segment.append_plain(plain, length, self._take(length))
-                return
+                return plan.segment
         segments = []
         records = list(records_of(logs))
         for schema, _ in records:  # all of them, before one is written
@@ -269,11 +293,19 @@ class Writer:
             segment = self._segment(schema)
             segment.append(arrays, self._take(len(arrays[0])))
             segments.append(segment)
-        if len(segments) == 1 and Plan.serves(logs):
+        if len(segments) != 1:
+            return None
+        if Plan.serves(logs):
             if len(self._plans) > _MOST_PLANS:
                 self._plans.clear()
             self._last_plan = Plan(logs, segments[0])
             self._plans[Plan.form_of(logs)] = self._last_plan
+        return segments[0]
+
+    def _forget_plans(self) -> None:
+        self._plans.clear()
+        self._last_plan = None
+        self._segments_of_rows.clear()
 
     def _plan_for(self, logs: logdict) -> Plan | None:
         # logs that come again and again share the description of their axes
@@ -307,7 +339,7 @@ class Writer:
             segment = _SegmentWriter(path, schema)
         except (FileExistsError, FileNotFoundError) as error:
             # somebody has removed the directory, and perhaps another made one there
-            raise _removed(self._directory) from error
+            raise removed(self._directory) from error
         try:
             self._check_not_replaced()
         except BaseException:
@@ -328,7 +360,7 @@ class Writer:
         # after somebody had deleted the other one does not
         made_anew = not first and None not in (started, self._started)
         if first > self.number or (made_anew and started != self._started):
-            raise _removed(self._directory)
+            raise removed(self._directory)
 
     def _check(self, schema: Schema) -> None:
         """Refuses rows that could not be loaded together with those before."""
@@ -363,8 +395,7 @@ class Writer:
                 for segment in self._segments.values():
                     segment.check()
             except FileNotFoundError:
-                self._lost = True
-                self._close_segments()
+                self._lose()
             if self._all_segments and not self._lost:
                 segments = [
                     [int(segment.path.name), segment.count, segment.names]
@@ -387,8 +418,7 @@ class Writer:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
-        self._plans.clear()
-        self._last_plan = None
+        self._forget_plans()
 
 
 def _sync_directory(path: pathlib.Path) -> None:

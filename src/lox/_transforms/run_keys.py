@@ -70,10 +70,10 @@ def with_words(
     return apart, operands_of
 
 
-def take_run(logs: logdict) -> tuple[tuple[int, ...], logdict]:
+def take_run(logs: logdict) -> tuple[list[int], logdict]:
     """The words of the run that logs on the host belong to, and the logs without."""
     key = next(iter(logs))
     steps = {n: of for n, of in logs._steps.items() if not n.startswith(_WORD)}
     words = [of[key] for n, of in logs._steps.items() if n.startswith(_WORD)]
     own = logdict._of(dict(logs), steps, logs._mask, logs._info)
-    return tuple(int(np.ravel(word)[0]) for word in words), own
+    return [int(np.ravel(word)[0]) for word in words], own

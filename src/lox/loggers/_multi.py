@@ -1,15 +1,15 @@
 """`MultiLogger`: sends runs to multiple loggers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lox._errors import LoxError, LoxTypeError
-from lox._logs.logdict import logdict
+from lox._logs.logdict import OpenRow, logdict
 
 from ._base import Logger, RunInfo
 from ._runs.exit import all_of
-from ._runs.open_runs import Words
+from ._runs.open_runs import RowWriter, Words
 
 
 class MultiLogger(Logger):
@@ -64,6 +64,17 @@ class MultiLogger(Logger):
         plain = logs._plain()
         all_of(
             partial(logger._runs.write, run, logs if logger._takes_keys else plain)
+            for logger in self.loggers
+        )
+
+    def _row_writer(self) -> RowWriter | None:
+        overridden = type(self).write is not MultiLogger.write
+        return None if overridden else self._write_row
+
+    def _write_row(self, run: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+        # programs hand over the data of PRNG keys, which all loggers take
+        all_of(
+            partial(logger._runs.write_row, run, open_row, arrays)
             for logger in self.loggers
         )
 

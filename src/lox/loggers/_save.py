@@ -12,6 +12,7 @@ from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.writer import Writer
 
 from ._base import Logger, RunInfo
+from ._runs.open_runs import RowWriter
 
 _MODES = {"new": "x", "resume": "a", "overwrite": "w"}
 REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
@@ -88,6 +89,10 @@ class SaveLogger(Logger):
 
     def write(self, run: Writer, logs: logdict) -> None:
         run.write(logs)
+
+    def _row_writer(self) -> RowWriter | None:
+        overridden = type(self).write is not SaveLogger.write
+        return None if overridden else Writer.write_row
 
     def close(self, run: Writer) -> None:
         try:

@@ -8,13 +8,13 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from lox._errors import LoxError, LoxValueError, LoxWarning
-from lox._logs.logdict import logdict
+from lox._logs.logdict import OpenRow, logdict
 from lox._source import user_line
 from lox._store.keys import run_name
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from lox.loggers._base import Logger
 
 Words = tuple[int, ...]
+# writes a row to an open run, given what makes logs of it, and its arrays
+RowWriter = Callable[[Any, OpenRow, Sequence[Any]], None]
 # what a backend may keep back before it is asked to send it
 _MOST_KEPT = 1000
 _MOST_KEPT_BYTES = 16 << 20
@@ -104,6 +106,9 @@ class OpenRuns:
         if self.logger.background:
             self._queue = JobQueue(self.name, self.logger.patience, self._flush_all)
             self._caught = BaseException
+        # for a backend that is called at once, and that keeps nothing back
+        direct = self._queue is None and not self._keeps
+        self._write_row = self.logger._row_writer() if direct else None
 
     # --- for the program -------------------------------------------------------------
 
@@ -225,6 +230,32 @@ class OpenRuns:
                 self._raise_kept()
         if error is not None:
             raise error
+
+    def write_row(
+        self,
+        words: Words,
+        open_row: OpenRow,
+        arrays: Sequence[Any],
+    ) -> None:
+        """Sends a row that a program hands over to a run, as quickly as possible.
+
+        Args:
+            words: those of the run's key.
+            open_row: makes logs of the row.
+            arrays: its values, and then its steps.
+        """
+        if self._write_row is not None:
+            with self._lock:
+                run = self._open.get(words)
+                if run is not None and not run.failed:
+                    try:
+                        self._write_row(run.handle, open_row, arrays)
+                    except self._caught as error:
+                        self._written_despite(error, run, open_row(arrays))
+                    if self._error is not None:
+                        self._raise_kept()
+                    return
+        self.write(words, open_row(arrays))
 
     def _started(self, words: Words, late: bool) -> tuple[_OpenRun, Exception | None]:
         """A run that begins with its first logs, and what is to be raised after."""
@@ -396,21 +427,29 @@ class OpenRuns:
             return
         try:
             self.logger.write(run.handle, logs)
-        except LoxWarning as warning:  # an error to the user, but the logs are written
-            self.raise_later(warning)
-        except LoxError as error:  # these logs are wrong, and the run is not
-            if not late:
-                raise
-            self._set_aside(run, error, logs)
-            return
         except self._caught as error:
-            self._refused(run, error, logs)
-            return
+            if not self._written_despite(error, run, logs, late):
+                return
         if self._keeps:
             run.kept.append(logs)
             run.kept_bytes += _size(logs)
             if len(run.kept) >= _MOST_KEPT or run.kept_bytes >= _MOST_KEPT_BYTES:
                 self._flush(run)
+
+    def _written_despite(
+        self, error: BaseException, run: _OpenRun, logs: logdict, late: bool = True
+    ) -> bool:
+        """Whether the backend took the logs; if not, they are kept on disk."""
+        if isinstance(error, LoxWarning):  # an error to the user, but it is written
+            self.raise_later(error)
+            return True
+        if not isinstance(error, LoxError):
+            self._refused(run, error, logs)
+        elif late:  # these logs are wrong, and the run is not
+            self._set_aside(run, error, logs)
+        else:
+            raise error
+        return False
 
     def _flush(self, run: _OpenRun) -> None:
         if not run.failed and run.kept:

@@ -94,26 +94,39 @@ class TapSink(CallbackSink):
             return lambda operands: take_apart(operands_of(operands))
         # most events: the words are the last operand, and no step of the logs
         open_row = row_opener(replace(without_run(event), lanes=0))
-        write, lanes = self._write_to, event.lanes
+        lanes = event.lanes
 
-        def take(operands: Sequence[Any]) -> None:
-            for row in each_lane(operands, lanes) if lanes else (operands,):
-                write(tuple(row[-1].tolist()), open_row(row))
+        def take_row(operands: Sequence[Any]) -> None:
+            words = operands[-1].tolist()
+            runs = self._runs_of(words)
+            try:
+                if runs is not None:
+                    runs.write_row(tuple(words), open_row, operands[:-1])
+            except (LoxError, LoxWarning) as error:
+                _refused(self, error)
 
-        return take
+        def take_lanes(operands: Sequence[Any]) -> None:
+            for row in each_lane(operands, lanes):
+                take_row(row)
+
+        return take_lanes if lanes else take_row
 
     def _write(self, logs: logdict) -> None:
-        self._write_to(*take_run(logs))
-
-    def _write_to(self, words: Words, logs: logdict) -> None:
-        assert self._runs is not None
-        self._write_to_runs(self._runs, words, logs)
-
-    def _write_to_runs(self, runs: OpenRuns, words: Words, logs: logdict) -> None:
+        words, logs = take_run(logs)
+        runs = self._runs_of(words)
         try:
-            runs.write(words, logs)
+            if runs is not None:
+                runs.write(tuple(words), logs)
         except (LoxError, LoxWarning) as error:
             _refused(self, error)
+
+    def _runs_of(self, words: list[int]) -> OpenRuns | None:
+        """The runs of the logger that an event belongs to; None if there are none.
+
+        Of its words, those are left that tell its run from others of the logger.
+        """
+        del words
+        return self._runs
 
 
 class SharedTapSink(TapSink):
@@ -125,14 +138,12 @@ class SharedTapSink(TapSink):
     def __init__(self) -> None:
         super().__init__(None)
 
-    def _write_to(self, words: Words, logs: logdict) -> None:
-        *own, number = words
-        runs = numbered.get(number)
-        if runs is None:  # all of its runs are finished, and the call was interrupted
-            return
-        if self._unordered:
+    def _runs_of(self, words: list[int]) -> OpenRuns | None:
+        # None if all of its runs are finished, and the call was interrupted
+        runs = numbered.get(words.pop())
+        if self._unordered and runs is not None:
             self._tell(runs)
-        self._write_to_runs(runs, tuple(own), logs)
+        return runs
 
 
 def with_number(words: Any, runs: OpenRuns) -> Any:
