@@ -1,11 +1,16 @@
 """Where JAX would log wrongly before any transformation of ours can look.
 
 Some of JAX's own rules lose what an event means. Each is wrapped here; the wrapper acts
-only on equations that log, and leaves everything else to JAX's rule, unread.
+only on equations that log, and leaves everything else to JAX's rule, unread. (Loops
+that lox has made of others are batched by the same wrappers: no differently, but faster
+than JAX does it alone.)
 
 - **Differentiating a scan** hoists what does not change in the loop out of it, so that
   an event made of constants (the learning rate, say) would be logged once instead of
   at every iteration. Such an event gets an *anchor*: an operand that does change.
+- **`vmap` of `scan`** batches the body several times, and with it the loops inside,
+  which are wrapped here. That is only slow; once is enough if it is known what the
+  carries will be.
 - **`vmap` of `cond`** with a predicate per lane runs all branches for all lanes. The
   events inside get a *mask*: which lanes really took the branch.
 - **`vmap` of `while_loop`** with a predicate per lane goes on for all lanes until the
@@ -34,6 +39,7 @@ from lox._events.primitive import log_p
 from lox._jax import compat
 from lox._source import Source
 
+from .lane_flow import lanes_of_scan, lanes_of_while
 from .rows import Record
 from .walk import Collector, State, Walk, as_array, events_inside, events_of, remembered
 
@@ -289,6 +295,25 @@ def _logs_deep(jaxpr: Any) -> bool:
 _KEEP = Event((), (), (), Source("<lox>", 0), anchors=1, quiet=True)
 
 
+# --- vmap of scan ------------------------------------------------------------
+
+
+def _with_known_carries(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Loses nothing; but loops inside are batched less often."""
+
+    def wrapped(
+        axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any
+    ) -> Any:
+        jaxpr = params["jaxpr"]
+        if events_of(jaxpr) or compat.is_made_here(jaxpr):
+            consts, carry, _ = compat.scan_sizes(params, len(args))
+            lanes = lanes_of_scan(params, [dim is not None for dim in dims])[:carry]
+            args, dims = _with_lanes(axis_data, args, dims, consts, lanes)
+        return rule(axis_data, args, dims, **params)
+
+    return wrapped
+
+
 # --- vmap of cond ------------------------------------------------------------
 
 
@@ -340,60 +365,66 @@ def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
         logs = bool(events_of(cond) or events_of(body))
+        if not logs and not compat.is_made_here(body):
+            return rule(axis_data, args, dims, **params)
+        predicate, carry = lanes_of_while(params, [dim is not None for dim in dims])
         # A predicate that has lanes already gets the new ones in any case: the lanes of
         # an event inside must begin with those of the predicate.
-        if logs and (
-            cond.out_avals[0].shape or _batched_predicate(axis_data, dims, params)
-        ):
+        has_lanes = bool(cond.out_avals[0].shape)
+        if logs and not has_lanes and predicate is None:
+            predicate = _batched_predicate(axis_data, dims, params)
+        if logs and (has_lanes or predicate):
             return _guarded_loop(rule, axis_data, args, dims, params)
+        if not has_lanes:  # then lanes that are new come first
+            consts = params["cond_nconsts"] + params["body_nconsts"]
+            args, dims = _with_lanes(axis_data, args, dims, consts, carry)
         return rule(axis_data, args, dims, **params)
 
     return wrapped
 
 
+def _with_lanes(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    consts: int,
+    lanes: Sequence[bool | None],
+) -> tuple[list[Any], list[Any]]:
+    """The inputs of a loop, with those carries in lanes that get them in any case.
+
+    JAX's own rules would do the same in the end. To find out for which carries, they
+    batch the body until nothing changes; those that are known need not be found.
+
+    Args:
+        axis_data: the axis.
+        args: the constants of the loop, then its carries, then others.
+        dims: their axes.
+        consts: the number of the constants.
+        lanes: of the carries, which get lanes.
+    """
+    args, dims = list(args), list(dims)
+    for i, known in enumerate(lanes, consts):
+        if known and dims[i] is None:
+            args[i], dims[i] = compat.broadcast_carry(args[i], axis_data), 0
+    return args, dims
+
+
 def _batched_predicate(
     axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
 ) -> bool:
-    """Whether lanes may leave the loop at different times."""
+    """Whether lanes may leave the loop at different times, as JAX finds it out."""
     batched = [dim is not None for dim in dims]
     consts = params["cond_nconsts"] + params["body_nconsts"]
     of_consts, carry = batched[:consts], batched[consts:]
     cond, body = params["cond_jaxpr"], _rotated(params, True)["body_jaxpr"]
     of_cond = [*of_consts[: params["cond_nconsts"]], *carry]
-    # whether it depends on anything with lanes at all is much cheaper to find out
-    first = [*_reached(cond, of_cond), *carry]
-    if not _fixed_point(lambda flags: _reached(body, [*of_consts, *flags]), first)[0]:
-        return False
-
-    def batched_by_jax(flags: list[bool]) -> Sequence[bool]:
-        return compat.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
-
-    first = [*compat.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
-    return _fixed_point(batched_by_jax, first)[0]
-
-
-def _fixed_point(
-    step: Callable[[list[bool]], Sequence[bool]], flags: list[bool]
-) -> list[bool]:
+    flags = [*compat.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
     while True:
-        joined = [a or b for a, b in zip(flags, step(flags), strict=True)]
+        found = compat.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
+        joined = [a or b for a, b in zip(flags, found, strict=True)]
         if joined == flags:
-            return flags
+            return flags[0]
         flags = joined
-
-
-def _reached(closed: Any, inputs: Sequence[bool]) -> list[bool]:
-    """Which outputs may depend on some of the inputs, or on an axis."""
-    jaxpr = closed.jaxpr
-    found = {var for var, one in zip(jaxpr.invars, inputs, strict=True) if one}
-
-    def is_found(atom: Any) -> bool:
-        return not isinstance(atom, compat.Literal) and atom in found
-
-    for eqn in jaxpr.eqns:
-        if eqn.effects or any(map(is_found, eqn.invars)):
-            found.update(eqn.outvars)
-    return list(map(is_found, jaxpr.outvars))
 
 
 def _guarded_loop(
@@ -417,8 +448,13 @@ def _guarded_loop(
     (go,) = compat.evaluate(compat.batch_jaxpr(cond, axis_data, mapped), inputs)
     if jnp.ndim(go) == len(cond.out_avals[0].shape):
         go = compat.broadcast_lanes(go, axis_data)
-    new_args = [*args[:consts], go, *args[consts:]]
-    new_dims = [*dims[:consts], 0, *dims[consts:]]
+    new_args, new_dims = _with_lanes(
+        axis_data,
+        [*args[:consts], go, *args[consts:]],
+        [*dims[:consts], 0, *dims[consts:]],
+        consts,
+        [True] * (1 + len(args) - consts),
+    )
     outs, out_dims = rule(axis_data, new_args, new_dims, **_rotated(params, True))
     return outs[1:], out_dims[1:]
 
@@ -694,6 +730,7 @@ def install() -> None:
         lambda: compat.wrap_rule("checkify", loop, _checked_once)
     )
     compat.wrap_rule("dce", compat.checkpoint_p, _kept_checkpoint)
+    compat.wrap_rule("batching", scan, _with_known_carries)
     compat.wrap_rule("batching", cond, _guarded_cond)
     compat.wrap_rule("batching", loop, _guarded_while)
     compat.wrap_rule("partial_eval", loop, _once_while)

@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax._src import core
-from jax._src.interpreters import ad as ad_internal
+from jax._src.interpreters import ad as ad_internal, batching as batching_internal
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
 from jax.extend import core as jex, linear_util as lu, source_info_util
@@ -86,7 +86,7 @@ def hide_frames(directory: str) -> None:
     register_exclusion(directory)
 
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HERE = os.path.dirname(os.path.abspath(__file__))
 hide_frames(_HERE)
 hide_frames(os.path.join(os.path.dirname(_HERE), "logify"))
 
@@ -208,7 +208,20 @@ def trace(
         info = info._replace(arg_names=("",) * len(avals))
     wrapped = lu.wrap_init(flat, debug_info=info)
     jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
-    return jex.ClosedJaxpr(jaxpr, consts), tree, list(out_avals)
+    return _noted(jex.ClosedJaxpr(jaxpr, consts)), tree, list(out_avals)
+
+
+_made_here: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _noted(closed: Any) -> Any:
+    _made_here.add(closed)
+    return closed
+
+
+def is_made_here(closed: Any) -> bool:
+    """Whether a closed jaxpr was made by lox, in the place of one that logged."""
+    return closed in _made_here
 
 
 def only_effects(closed: Any) -> tuple[Any, list[Any]]:
@@ -244,7 +257,8 @@ def without_forwarded(
         return closed, {}
     kept = [var for i, var in enumerate(jaxpr.outvars) if i not in dropped]
     new = jaxpr.replace(outvars=kept, debug_info=_unnamed(jaxpr.debug_info))
-    return (new if closed is jaxpr else jex.ClosedJaxpr(new, closed.consts)), dropped
+    new = new if closed is jaxpr else jex.ClosedJaxpr(new, closed.consts)
+    return _noted(new), dropped
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
@@ -363,11 +377,15 @@ def hijax_of(primitive: Any, params: dict[str, Any]) -> Any:
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
     """Every jaxpr (closed or open) in an equation's parameters."""
-    stack = list(params.values())
-    while stack:
-        item = stack.pop(0)
+    return _jaxprs_in(params.values())
+
+
+def _jaxprs_in(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        if type(item) in _WITHOUT_JAXPRS:
+            continue
         if isinstance(item, tuple | list):
-            stack[:0] = item
+            yield from _jaxprs_in(item)
         elif is_jaxpr(item):
             yield item
         elif isinstance(item, jax.stages.Traced):
@@ -435,6 +453,22 @@ _jit_eqn: Any = jax.make_jaxpr(jax.jit(lambda x: x))(0.0).eqns[0]
 _UNSPECIFIED: Any = _jit_eqn.params["out_shardings"][0]
 _NO_LAYOUT: Any = _jit_eqn.params["out_layouts"][0]
 
+# The types of nearly all that is in parameters; every equation is searched for jaxprs.
+_WITHOUT_JAXPRS = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        np.int64,
+        type(_UNSPECIFIED),
+        jax.sharding.Mesh,
+        *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD"),
+    }
+)
+
 
 def jit_params(params: dict[str, Any], inputs: int, outputs: int) -> dict[str, Any]:
     """Parameters of `jit` for that many more inputs in front and outputs behind."""
@@ -475,6 +509,23 @@ scan_p: Any = _scan_eqn.primitive
 cond_p: Any = _cond_eqn.primitive
 while_p: Any = _while_eqn.primitive
 jit_p: Any = _jit_eqn.primitive
+
+
+# Those that call a jaxpr, and are batched by batching that.
+call_primitives: frozenset[Any] = frozenset(
+    primitive
+    for module in (jex.primitives, core)
+    for name in (
+        "call_p",
+        "closed_call_p",
+        "custom_jvp_call_p",
+        "custom_vjp_call_p",
+        "eval_jaxpr_p",
+        "jit_p",
+        "remat_p",
+    )
+    if (primitive := getattr(module, name, None)) is not None
+)
 
 # From 0.11 on, the groups of scan's operands are flat trees, of which only the sizes
 # matter; before, they are counted.
@@ -897,6 +948,94 @@ def batching_rule(primitive: Any) -> Callable[..., Any]:
     return lambda axis, args, dims, **params: rule(args, dims, **params)
 
 
+# The rules after which every result has lanes if any input has, and none otherwise.
+_PLAIN_BATCHING = frozenset(
+    {
+        "_approx_top_k_batch_rule",
+        "_broadcast_in_dim_batch_rule",
+        "_clamp_batch_rule",
+        "_concatenate_batch_rule",
+        "_conv_general_dilated_batch_rule",
+        "_convert_element_type_batching_rule",
+        "_cumred_batch_rule",
+        "_dot_batch_rule",
+        "_dynamic_slice_batching_rule",
+        "_dynamic_update_slice_batching_rule",
+        "_fft_batching_rule",
+        "_gamma_batching_rule",
+        "_gather_batching_rule",
+        "_pad_batch_rule",
+        "_reshape_batch_rule",
+        "_reshard_batcher",
+        "_rev_batch_rule",
+        "_rng_bit_generator_batching_rule",
+        "_scatter_batching_rule",
+        "_select_batch_rule",
+        "_sharding_constraint_batcher",
+        "_slice_batching_rule",
+        "_sort_batch_rule",
+        "_split_batch_rule",
+        "_squeeze_batch_rule",
+        "_stack_batch_rule",
+        "_stop_gradient_batch_rule",
+        "_tile_batch_rule",
+        "_top_k_batch_rule",
+        "_transpose_batch_rule",
+        "_triangular_solve_batching_rule",
+        "_unstack_batch_rule",
+        "add_batched",
+        "broadcast_batcher",
+        "expand_dims_batcher",
+        "name_batcher",
+        "random_wrap_batch_rule",
+        "reducer_batcher",
+        "vectorized_batcher",
+    }
+)
+
+
+def batching_kind(primitive: Any) -> str:
+    """What is known of the rule by which a primitive is batched.
+
+    Returns:
+        `"plain"`: every result has lanes if any input has, and none otherwise.
+        `"nothing without lanes"`: no result has lanes unless an input has.
+        `"unknown"`: only the rule itself knows.
+    """
+    rule = batching.fancy_primitive_batchers.get(primitive)
+    if rule is not None:
+        return _kind_of_rule(rule)
+    # JAX binds it as it is where no input has lanes, and refuses it elsewhere
+    ordinary = type(primitive).bind_with_trace is core.Primitive.bind_with_trace
+    return "nothing without lanes" if ordinary else "unknown"
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind_of_rule(rule: Any) -> str:
+    kind = "unknown"
+    while True:
+        code = getattr(rule, "__code__", None)
+        if isinstance(rule, functools.partial):
+            rule = rule.func
+        elif code is not None and _is_shim(code):
+            # one of these older tables is not asked where there are no lanes
+            if "prim" in code.co_freevars:
+                kind = "nothing without lanes"
+            rule = rule.__closure__[code.co_freevars.index("batcher")].cell_contents
+        else:
+            break
+    # by its code, since whatever wraps a rule may go by the name of that rule
+    if code is None or code.co_name not in _PLAIN_BATCHING:
+        return kind
+    return "plain" if code.co_filename.startswith(_JAX) else kind
+
+
+def _is_shim(code: CodeType) -> bool:
+    """Whether this is what JAX makes of a rule for one of its older tables."""
+    is_jax = code.co_filename == batching_internal.__file__
+    return is_jax and code.co_freevars in (("batcher",), ("batcher", "prim"))
+
+
 def set_no_derivative(primitive: Any) -> None:
     """Gives a primitive with one result a derivative that is zero."""
 
@@ -989,8 +1128,6 @@ def anchor_aval(x: Any) -> Any:
 
 def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
     """`closed` over one more leading axis, on every output."""
-    from jax._src.interpreters import batching as batching_internal
-
     outs = [True] * len(closed.out_avals)
     return batching_internal.batch_jaxpr(closed, axis_data, list(batched), outs)[0]
 
@@ -1002,8 +1139,6 @@ def batched_outputs(
 
     It is asked as JAX's own rule asks for a loop's carry, who remembers the answer.
     """
-    from jax._src.interpreters import batching as batching_internal
-
     return batching_internal.batch_jaxpr(
         closed, axis_data, list(batched), list(at_least)
     )[1]
@@ -1013,8 +1148,6 @@ def batch(
     closed: Any, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Evaluates a closed jaxpr over one more axis, as a batching rule would."""
-    from jax._src.interpreters import batching as batching_internal
-
     front = [
         x if dim is None else jax.numpy.moveaxis(x, dim, 0)
         for x, dim in zip(args, dims, strict=True)
@@ -1029,8 +1162,12 @@ def broadcast_lanes(x: Any, axis_data: Any) -> Any:
     mesh_axis = getattr(axis_data, "explicit_mesh_axis", None)
     if mesh_axis is None:
         return jax.numpy.broadcast_to(x, (axis_data.size, *x.shape))
-    from jax._src.interpreters import batching as batching_internal
+    return batching_internal.broadcast(x, axis_data.size, 0, mesh_axis)
 
+
+def broadcast_carry(x: Any, axis_data: Any) -> Any:
+    """`x` in every lane, as JAX's own rules for loops do it; `x` may be a number."""
+    mesh_axis = axis_data.explicit_mesh_axis
     return batching_internal.broadcast(x, axis_data.size, 0, mesh_axis)
 
 
