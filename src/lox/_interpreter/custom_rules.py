@@ -99,17 +99,17 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     return tree.unflatten(fun(*leaves, *args))
 
 
-@rule("custom_vjp_call")
+@rule("custom_vjp_call", compat.CUSTOM_VJP)
 @_state_outside
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    called = compat.custom_vjp_call(eqn)
+    old = called.function
     if walk.collector.beside:
         return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     # rules outlive this trace, so that they must not hold the leaves themselves
     size = len(leaves)
-    front = size + consts
     results = len(old.out_avals)
     constant = walk.collector.constant_state
 
@@ -117,30 +117,23 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     def fun(*flat: Any) -> list[Any]:
         return _evaluate_body(new, flat, results)
 
-    def fwd(*primals: Any) -> Any:
-        values = [primal.value for primal in primals]
-        perturbed = [primal.perturbed for primal in primals]
-        if any(perturbed[size:front]):
-            raise compat.closed_over_error()
-        jaxpr = compat.fwd_rule_jaxpr(eqn, perturbed[front:])
+    def fwd(values: list[Any], varied: list[bool]) -> Any:
+        jaxpr, inputs, split = called.forward(values[size:], varied[size:])
         before = state_tree.unflatten(values[:size])
         outs, rest = _evaluate_rule(
-            walk, eqn, jaxpr, values[front:], before, old, new, tree, values
+            walk, eqn, jaxpr, inputs, before, old, new, tree, values
         )
-        residuals, outs = compat.fwd_rule_residuals(eqn, values[size:], outs)
+        outs, residuals = split(outs)
         return [*outs, *rest], (before if constant else None, residuals)
 
     def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
         before, residuals = saved
-        given = list(cotangents[:results])
-        if not eqn.params["symbolic_zeros"]:
-            given = [_instantiate(ct) for ct in given]
-        rule = _watched_bwd(walk, eqn, before, _lines_in(old))
-        outs, logs = rule(*residuals, *given)
-        return (*[None] * front, *outs), logs
+        rule = _watched_rule(called.backward, walk, before, _lines_in(old))
+        outs, logs = rule(residuals, list(cotangents[:results]))
+        return (*[None] * size, *outs), logs
 
-    compat.define_vjp(fun, fwd, bwd)
-    return tree.unflatten(fun(*leaves, *args))
+    called.define(fun, fwd, bwd)
+    return tree.unflatten(fun(*leaves, *called.checked(args)))
 
 
 def _events_beside(
@@ -227,19 +220,18 @@ def _without_recomputation(eqn: Any, rule: Any) -> Any:
     return compat.trace(run, rule.in_avals, rule)[0]
 
 
-def _watched_bwd(
-    walk: Walk, eqn: Any, state: State = None, lines: frozenset[Line] = frozenset()
+def _watched_rule(
+    rule: Any, walk: Walk, state: State = None, lines: frozenset[Line] = frozenset()
 ) -> Any:
-    """The backward rule with its events received.
+    """A derivative rule with its events received.
 
     Args:
+        rule: a Python function.
         walk: the traversal.
-        eqn: the call of the function.
-        state: the state before it.
+        state: the state before the call of the function.
         lines: those by which the function itself logs.
     """
-    watch = Changer(walk.collector.in_rules(lines), state)
-    return compat.watched(compat.bwd_rule(eqn), watch)
+    return compat.watched(rule, Changer(walk.collector.in_rules(lines), state))
 
 
 @hidden_rules("custom_jvp_call")
@@ -251,7 +243,15 @@ def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
 @hidden_rules("custom_vjp_call")
 def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
     change = Changer(walk.collector.in_rules()).changed
-    return compat.changed_vjp_rules(eqn, change, _watched_bwd(walk, eqn))
+    bwd = _watched_rule(compat.bwd_rule(eqn), walk)
+    return compat.changed_vjp_rules(eqn, change, bwd)
+
+
+@hidden_rules(compat.CUSTOM_VJP)
+def _clean_high_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
+    watch = Changer(walk.collector.in_rules())
+    prim = compat.hijax_with_watched_rules(compat.hijax(eqn), watch, watch)
+    return {"_prim": prim}
 
 
 @rule("custom_linear_solve")

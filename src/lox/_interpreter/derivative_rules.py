@@ -31,7 +31,7 @@ def lines_of(events: Iterable[Event]) -> set[Line]:
 
 
 class _Watch:
-    """A watch, as `compat.Watch` says."""
+    """A watch, as `_compat.Watch` says."""
 
     def begin(self) -> "_Watch":
         return self
@@ -91,12 +91,16 @@ class Changer(_Watch):
                 log_p.bind(*args, event=event)
             return []
         prim = compat.hijax_of(primitive, params)
-        if prim is not None:
+        stateless = not jax.tree.leaves(self._state)
+        if prim is not None and (stateless or not _takes_state(prim)):
             new = compat.watched_hijax(prim, self.changed, self)
             return primitive.bind(*args, **{**params, "_prim": new})
-        if not any(map(self._reaches, compat.jaxprs_in(params))):
+        reached = any(map(self._reaches, compat.jaxprs_in(params)))
+        if not reached and (prim is None or not compat.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
-        if not jax.tree.leaves(self._state) and has_rule(primitive):
+        # as in the traversal, which changes what it has no rule for in the same way
+        known = has_rule(primitive) or self._collector.key is not None
+        if stateless and known:
             return primitive.bind(*args, **compat.map_jaxprs(params, self.changed))
         # the state must become an operand, or it takes more than to change the jaxprs
         walk = Walk(self._collector)
@@ -117,6 +121,11 @@ class Changer(_Watch):
 
     def _reaches(self, jaxpr: Any) -> bool:
         return Walk(self._collector).wants_in(jaxpr) or hides_rules(jaxpr)
+
+
+def _takes_state(prim: Any) -> bool:
+    """Whether the state can become an operand of a high-level primitive."""
+    return compat.is_checkpoint(prim) or compat.is_custom_vjp(prim)
 
 
 class Dropper(Collector):

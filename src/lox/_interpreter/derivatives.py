@@ -80,15 +80,10 @@ def _watched_hijax(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _watches_of_hijax(prim: Any) -> tuple[compat.Watch | None, compat.Watch]:
+def _watches_of_hijax(prim: Any) -> tuple[compat.Watch, compat.Watch]:
     """The watches for the forward and the backward rules."""
-    if compat.is_checkpoint(prim):
-        # its forward pass logs, and all that runs later is recomputation
-        jaxprs = compat.jaxprs_in(prim.params)
-        return None, Recomputation(
-            {x for jaxpr in jaxprs for x in lines_of(events_of(jaxpr))}
-        )
-    if compat.is_custom_vjp(prim):
+    # the forward pass of a checkpoint logs, and what comes again is recomputation
+    if compat.is_custom_vjp(prim) or compat.is_checkpoint(prim):
         return _of_vjp()
     watch = DerivativeRule(_is_hijax(prim)).begin()
     return watch, watch
@@ -134,6 +129,7 @@ def install() -> None:
     if compat.hijax_p is not None:
         compat.wrap_rule("jvp", compat.hijax_p, _watched_hijax)
         compat.wrap_rule("linearize", compat.hijax_p, _watched_hijax)
+        compat.watch_remat_rules(_of_vjp)
     primitive.jacfwd_is_known = compat.watch_jacfwd(Changer(_Mark()))
 
 

@@ -1,7 +1,7 @@
 """Loops and branches that a library batches by itself.
 
 `lax.while_loop` and `lax.cond` with a predicate per lane are batched by JAX, whose
-rules `patches` wraps. Equinox (and with it diffrax, optimistix and lineax) does not let
+rules `_hooks` wraps. Equinox (and with it diffrax, optimistix and lineax) does not let
 it come to that: its predicates go through a primitive such as `unvmap_any`, which takes
 the lanes of every `vmap` together. JAX then sees one predicate for all lanes, and the
 body is run for lanes that have ended, whose new values are thrown away.
@@ -224,9 +224,10 @@ def _bind_guarded(eqn: Any, args: list[Any], own: dict[int, Any]) -> list[Any]:
         return _guarded_loop(eqn, args, own)
     if own and eqn.primitive is compat.cond_p:
         return _guarded_cond(eqn, args, own[0]) if 0 in own else compat.bind(eqn, args)
-    if own and eqn.primitive.name in _PASSING:
+    kind = compat.kind_of(eqn)
+    if own and kind in _PASSING:
         state = list(own.values())
-        return _PASSING[eqn.primitive.name](_Passing(eqn, own), eqn, args, state)[0]
+        return _PASSING[kind](_Passing(eqn, own), eqn, args, state)[0]
     return compat.bind(eqn, args)
 
 
@@ -427,7 +428,7 @@ class _Passing(Walk):
     def _active(self, closed: Any, args: Sequence[Any], own: dict[int, Any]) -> Any:
         """Whether a step of a scan is one that a lane by itself would make."""
         # scans in a scan, as in `kind="bounded"`, are steps together: not looked into
-        if any(eqn.primitive is compat.checkpoint_p for eqn in closed.jaxpr.eqns):
+        if any(map(compat.is_checkpoint_eqn, closed.jaxpr.eqns)):
             return None
         consts, carry, _ = compat.scan_sizes(self._eqn.params, len(args))
         runs = [
@@ -445,9 +446,11 @@ _PASSING: dict[str, Any] = {
     "closed_call": rules._call_rule,
     "remat2": rules._checkpoint_rule,
     "checkpoint": rules._checkpoint_rule,
+    compat.CHECKPOINT: rules._checkpoint_rule,
     "scan": rules._scan_rule,
     "custom_jvp_call": custom_rules._custom_jvp_rule,
     "custom_vjp_call": custom_rules._custom_vjp_rule,
+    compat.CUSTOM_VJP: custom_rules._custom_vjp_rule,
 }
 
 
@@ -461,6 +464,9 @@ def _guarded_jaxprs(rule: Callable[..., Any]) -> Callable[..., Any]:
         for name in ("jaxpr", "body_jaxpr", "cond_jaxpr"):
             if name in params:
                 params[name] = _guarded_inside(params[name])
+        prim = params.get("_prim")
+        if prim is not None and compat.is_checkpoint(prim):
+            params["_prim"] = compat.with_changed_jaxprs(prim, _guarded_inside)
         if "branches" in params:
             params["branches"] = tuple(map(_guarded_inside, params["branches"]))
         return rule(axis_data, args, dims, **params)
@@ -507,6 +513,7 @@ def install() -> None:
         compat.cond_p,
         compat.jit_p,
         compat.checkpoint_p,
+        compat.hijax_p,
     ):
         compat.wrap_rule("batching", primitive, _guarded_jaxprs)
     compat.wrap_rule("batching", compat.while_p, _guarded_while)

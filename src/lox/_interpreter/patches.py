@@ -35,7 +35,7 @@ import numpy as np
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
-from lox._events.primitive import log_p
+from lox._events.primitive import LOG_EFFECT, ORDERED_LOG_EFFECT, log_p
 from lox._jax import compat
 from lox._source import Source
 
@@ -711,6 +711,19 @@ def _kept_checkpoint(rule: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _kept_hijax(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX drops a high-level primitive (up to 0.11) although it has an effect."""
+
+    def wrapped(used: Sequence[bool], *rest: Any) -> Any:
+        inputs, kept = rule(used, *rest)
+        eqn = rest[-1]
+        if kept is None and events_inside(eqn):
+            return [True] * len(eqn.invars), eqn
+        return inputs, kept
+
+    return wrapped
+
+
 # --- leak checks -------------------------------------------------------------
 
 
@@ -730,6 +743,8 @@ def install() -> None:
         lambda: compat.wrap_rule("checkify", loop, _checked_once)
     )
     compat.wrap_rule("dce", compat.checkpoint_p, _kept_checkpoint)
+    compat.wrap_rule("dce", compat.hijax_p, _kept_hijax)
+    compat.give_hijax_effects(frozenset({LOG_EFFECT, ORDERED_LOG_EFFECT}))
     compat.wrap_rule("batching", scan, _with_known_carries)
     compat.wrap_rule("batching", cond, _guarded_cond)
     compat.wrap_rule("batching", loop, _guarded_while)

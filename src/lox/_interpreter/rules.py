@@ -35,18 +35,16 @@ def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     return walk(compat.close(eqn.params["call_jaxpr"]), args, state)
 
 
-@rule("remat2", "checkpoint")
+@rule("remat2", "checkpoint", compat.CHECKPOINT)
 def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old = compat.checkpoint_jaxpr(eqn)
     if not eqn.outvars:  # JAX drops a checkpoint of nothing, effects and all
-        return walk(compat.close(eqn.params["jaxpr"]), args, state)
-    new, tree = walk.rebuilt(eqn.params["jaxpr"], state)
+        return walk(compat.close(old), args, state)
+    new, tree = walk.rebuilt(old, state)
     jaxpr, consts = compat.constants_to_inputs(new)
     front = [*consts, *jax.tree.leaves(state)]
-    prevent_cse = eqn.params["prevent_cse"]
-    if isinstance(prevent_cse, tuple):
-        prevent_cse = (False,) * len(front) + prevent_cse
-    outs = compat.bind(eqn, [*front, *args], jaxpr=jaxpr, prevent_cse=prevent_cse)
-    return tree.unflatten(outs)
+    params = compat.checkpoint_params(eqn, jaxpr, len(front))
+    return tree.unflatten(compat.bind(eqn, [*front, *args], **params))
 
 
 @rule("scan")

@@ -29,6 +29,14 @@ _INLINED = {
 }
 
 
+def _called(eqn: Any) -> Any:
+    """The jaxpr that is as good as an equation, or None."""
+    if compat.hijax(eqn) is not None:
+        return compat.expanded_hijax(eqn)
+    name = _INLINED.get(eqn.primitive.name)
+    return None if name is None else eqn.params[name]
+
+
 def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool:
     """Whether two closed jaxprs, given the same first inputs, log the same.
 
@@ -89,14 +97,14 @@ class _Numbers:
 
         for eqn in jaxpr.eqns:
             ins = tuple(map(read, eqn.invars))
-            name = _INLINED.get(eqn.primitive.name)
+            called = _called(eqn)
             outs: Sequence[Any] = []
             if eqn.primitive is log_p:
                 event = eqn.params["event"]
                 if event.keys:
                     events.append((_free(event), ins[: len(ins) - event.anchors]))
-            elif name is not None:
-                inner, consts = compat.constants_to_inputs(eqn.params[name])
+            elif called is not None:
+                inner, consts = compat.constants_to_inputs(called)
                 outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)
             else:
                 params = tuple(sorted(compat.comparable_params(eqn).items()))

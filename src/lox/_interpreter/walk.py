@@ -137,8 +137,9 @@ def foreign_rule(find: Callable[[Any], Rule | None]) -> Callable[[Any], Rule | N
 
 
 def _found_rule(eqn: Any) -> Rule | None:
-    if eqn.primitive.name in _rules:
-        return _rules[eqn.primitive.name]
+    kind = compat.kind_of(eqn)
+    if kind in _rules:
+        return _rules[kind]
     found = (find(eqn) for find in _rule_finders)
     return next((rule for rule in found if rule is not None), None)
 
@@ -246,7 +247,7 @@ class Walk:
                 elif i not in places:
                     outs = compat.bind(eqn, ins)
                 elif not self.wants_inside(eqn):
-                    clean = _hidden_rules.get(eqn.primitive.name)
+                    clean = _hidden_rules.get(compat.kind_of(eqn))
                     changes = clean(self, eqn) if clean else {}
                     outs = compat.bind(eqn, ins, **changes)
                 else:
@@ -269,7 +270,7 @@ class Walk:
         """Whether the collector wants any event in the jaxprs of an equation."""
         if self.collector.constant_state and has_hidden_rules(eqn):
             return True  # nobody knows yet, and only a rule can hand the state on
-        if eqn.primitive.name not in _hidden_rules and has_hidden_rules(eqn):
+        if compat.kind_of(eqn) not in _hidden_rules and has_hidden_rules(eqn):
             return True  # to reach the custom functions inside
         return any(self.collector.wants(event) for event in events_inside(eqn))
 
@@ -438,7 +439,8 @@ def has_hidden_rules(eqn: Any) -> bool:
 
 
 def _hides_rules_itself(eqn: Any) -> bool:
-    return eqn.primitive.name in _hidden_rules and not compat.rules_of_jax(eqn)
+    kind = compat.kind_of(eqn)
+    return kind in _hidden_rules and not compat.rules_of_jax(eqn)
 
 
 def hides_rules(jaxpr: Any) -> bool:

@@ -421,6 +421,8 @@ def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str
                 if hasattr(item, name):
                     setattr(new, name, None)
             return new
+        if _is_hijax(item):
+            return with_changed_jaxprs(item, change)
         return item
 
     def value(item: Any) -> Any:
@@ -492,8 +494,12 @@ _cond_eqn: Any = jax.make_jaxpr(
 _while_eqn: Any = jax.make_jaxpr(
     lambda x: lax.while_loop(lambda y: y < 1, lambda y: y + 1, x)
 )(0.0).eqns[0]
-_checkpoint_eqn: Any = jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0]
-checkpoint_p: Any = _checkpoint_eqn.primitive
+try:
+    from jax._src.ad_checkpoint import remat_p as checkpoint_p
+except ImportError:  # then with `jax_remat3` on it is not found
+    checkpoint_p = (
+        jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0].primitive
+    )
 linear_solve_p: Any = (
     jax.make_jaxpr(lambda x: lax.custom_linear_solve(lambda v: v, x, lambda _, b: b))(
         0.0
@@ -650,12 +656,14 @@ def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
 _BWD_WITH_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
-def define_vjp(fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-    """Defines rules with symbolic zeros; `bwd` gives a pair, as `bwd_rule` does."""
+def define_vjp(
+    fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any], **options: Any
+) -> None:
+    """Defines rules; `bwd` gives a pair, as `bwd_rule` does."""
     if _BWD_WITH_LOGS:
-        fun.defvjp_with_logs(fwd, bwd, symbolic_zeros=True)
+        fun.defvjp_with_logs(fwd, bwd, **options)
     else:
-        fun.defvjp(fwd, lambda *args: bwd(*args)[0], symbolic_zeros=True)
+        fun.defvjp(fwd, lambda *args: bwd(*args)[0], **options)
 
 
 def zero_tangent(x: Any) -> Any:
@@ -1827,6 +1835,10 @@ def _cotangent_aval(aval: Any) -> Any:
 
 def rules_of_jax(eqn: JaxprEqn) -> bool:
     """Whether a custom function is one of JAX's own (`relu`, say)."""
+    prim = hijax(eqn)
+    if prim is not None:  # its rules do not say where they were written
+        place = _place_of(open_jaxpr(_innermost(prim).traced.jaxpr))
+        return _is_jax_rule(place, place)
     call = next(
         (eqn.params[x] for x in ("call_jaxpr", "call") if x in eqn.params), None
     )
@@ -1882,45 +1894,105 @@ def changed_equation(
     return lambda *args: bind(eqn, args, _prim=new)
 
 
-def watched_hijax(prim: Any, change: Callable[[Any], Any], watch: Watch) -> Any:
-    """A high-level primitive with its jaxprs changed and its functions watched."""
+def trace_context() -> Any:
+    """What JAX's own caches of traces go by, beside the types."""
+    from jax._src import config
 
-    def new_param(value: Any) -> Any:
-        if isinstance(value, types.FunctionType | functools.partial):
-            return watched(value, watch)
-        return value
+    return config.trace_context()
 
+
+# --- high-level primitives ---------------------------------------------------
+# With JAX's flags `jax_remat3` and `jax_custom_vjp3` on (from 0.10 on there are both),
+# a checkpoint is one, and so is the call of a `custom_vjp` function; the latter also
+# with `generic_batching` (0.12).
+
+
+def kind_of(eqn: JaxprEqn) -> str:
+    """The name by which the rules know an equation."""
+    prim = hijax(eqn)
+    return eqn.primitive.name if prim is None else _kind_of_hijax(prim)
+
+
+CHECKPOINT = "high-level checkpoint"
+CUSTOM_VJP = "high-level custom_vjp"
+_HIGH_KINDS = {"RematTraced": CHECKPOINT, "CustomVJPTraced": CUSTOM_VJP}
+
+
+def _kind_of_hijax(prim: Any) -> str:
+    return _HIGH_KINDS.get(type(_innermost(prim)).__name__, "call_hi_primitive")
+
+
+def is_checkpoint(prim: Any) -> bool:
+    """Whether a high-level primitive is a `jax.checkpoint`."""
+    return _kind_of_hijax(prim) == CHECKPOINT
+
+
+def is_custom_vjp(prim: Any) -> bool:
+    """Whether one is a call of a `jax.custom_vjp` function."""
+    return _kind_of_hijax(prim) == CUSTOM_VJP
+
+
+def is_checkpoint_eqn(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a checkpoint of either kind."""
+    return eqn.primitive is checkpoint_p or kind_of(eqn) == CHECKPOINT
+
+
+def _innermost(prim: Any) -> Any:
+    """What is batched, up to 0.11 by a high-level primitive around it."""
+    while type(prim).__name__ == "VmapOf":
+        prim = prim.params["prim"]
+    return prim
+
+
+def _with_params(prim: Any, changes: dict[str, Any]) -> Any:
+    """A copy of a high-level primitive that has other parameters."""
     new = copy.copy(prim)
-    new.params = map_jaxprs(prim.params, change)
-    new.params = {name: new_param(value) for name, value in new.params.items()}
+    new.params = {**prim.params, **changes}
     new.__dict__.update(new.params)
     jaxprs = list(jaxprs_in(new.params))
     if prim.effects and jaxprs:
         new.effects = frozenset().union(*(open_jaxpr(j).effects for j in jaxprs))
+    return new
+
+
+def with_changed_jaxprs(prim: Any, change: Callable[[Any], Any]) -> Any:
+    """A high-level primitive with its jaxprs changed."""
+    return _with_params(prim, map_jaxprs(prim.params, change))
+
+
+def watched_hijax(prim: Any, change: Callable[[Any], Any], watch: Watch) -> Any:
+    """A high-level primitive with its jaxprs changed and its functions watched."""
+
+    def watched_param(value: Any) -> Any:
+        if _is_hijax(value):
+            return watched_hijax(value, lambda jaxpr: jaxpr, watch)
+        if isinstance(value, types.FunctionType | functools.partial):
+            return watched(value, watch)
+        return value
+
+    new = with_changed_jaxprs(prim, change)
+    if is_checkpoint(prim):  # all that it does is in its jaxpr
+        return new
+    if is_custom_vjp(prim):
+        return _with_watched_vjp(new, watch.inside("fwd", ""), watch.inside("bwd", ""))
+    watched_params = {name: watched_param(x) for name, x in new.params.items()}
+    new = _with_params(new, watched_params)
     for name in ("expand", "batch", *_FORWARD_RULES, *_BACKWARD_RULES):
         if hasattr(prim, name):
             setattr(new, name, watched(getattr(new, name), watch))
     return new
 
 
-def hijax_with_watched_rules(prim: Any, forward: Watch | None, backward: Watch) -> Any:
+def hijax_with_watched_rules(prim: Any, forward: Watch, backward: Watch) -> Any:
     """A high-level primitive whose derivative rules are watched, and nothing else."""
+    if is_custom_vjp(prim):
+        return _with_watched_vjp(prim, forward, backward)
     new = copy.copy(prim)
     for names, watch in ((_FORWARD_RULES, forward), (_BACKWARD_RULES, backward)):
         for name in names:
-            if watch is not None and hasattr(prim, name):
+            if callable(getattr(prim, name, None)):
                 setattr(new, name, watched(getattr(prim, name), watch))
     return new
-
-
-def is_checkpoint(prim: Any) -> bool:
-    """Whether a high-level primitive is a `jax.checkpoint` under `jax_remat3`."""
-    return type(prim).__name__ == "RematTraced"
-
-
-def is_custom_vjp(prim: Any) -> bool:
-    """Whether one is a `jax.custom_vjp` function under `jax_custom_vjp3`."""
-    return type(prim).__name__ == "CustomVJPTraced"
 
 
 # the derivative rules of a high-level primitive
@@ -1928,11 +2000,266 @@ _FORWARD_RULES = ("jvp", "lin", "vjp_fwd")
 _BACKWARD_RULES = ("linearized", "transpose", "vjp_bwd", "vjp_bwd_retval")
 
 
-def trace_context() -> Any:
-    """What JAX's own caches of traces go by, beside the types."""
-    from jax._src import config
+def _with_watched_vjp(prim: Any, forward: Watch | None, backward: Watch | None) -> Any:
+    """The call of a `custom_vjp` function whose rules are watched.
 
-    return config.trace_context()
+    They are parameters, so that whatever JAX makes of the call has the same rules.
+    """
+    if _innermost(prim) is not prim:
+        inner = _with_watched_vjp(prim.params["prim"], forward, backward)
+        return _with_params(prim, {"prim": inner})
+
+    def rule(fun: Any, watch: Watch | None) -> Any:
+        if fun is None or watch is None:
+            return fun
+        return functools.wraps(fun)(watched(fun, watch))
+
+    watches = {"fwd": forward, "bwd": backward, "bwd_accums": backward}
+    changes = {
+        name: rule(prim.params[name], watch)
+        for name, watch in watches.items()
+        if name in prim.params
+    }
+    of_remat = prim.params.get("remat_rules")  # from 0.12 on
+    if of_remat is not None:
+        watches_of_remat = (forward, forward, backward)
+        changes["remat_rules"] = tuple(map(rule, of_remat, watches_of_remat))
+    return _with_params(prim, changes)
+
+
+def watch_remat_rules(of_vjp: Callable[[], tuple[Watch, Watch]]) -> None:
+    """Has the rules of `defremat` (0.12) watched where there is no checkpoint.
+
+    Then the forward rule is followed by the rule that computes it again.
+
+    Args:
+        of_vjp: gives the watches for what runs first and what runs later.
+    """
+    try:
+        from jax._src import hijax
+    except ImportError:
+        return
+    original = getattr(hijax, "_vjp_from_remat_rules", None)
+    if original is None:
+        return
+
+    def _vjp_from_remat_rules(fwd: Any, rem: Any, *rest: Any) -> Any:
+        first, later = of_vjp()
+        fwd = functools.wraps(fwd)(watched(fwd, first))
+        return original(fwd, watched(rem, later), *rest)
+
+    hijax._vjp_from_remat_rules = _vjp_from_remat_rules
+
+
+def give_hijax_effects(effects: frozenset[Any]) -> None:
+    """Has high-level primitives say which of these effects they have inside.
+
+    From 0.12 on, they do. Before, JAX would drop a `custom_vjp` function of which no
+    result is used, or run it twice under a checkpoint.
+    """
+    try:
+        from jax._src import hijax
+    except ImportError:
+        return
+    kind = getattr(hijax, "VJPHiPrimitive", None)
+    if kind is None or hasattr(hijax, "HiPrim"):
+        return
+    original = kind.__init__
+
+    def init(self: Any) -> None:
+        original(self)
+        for jaxpr in jaxprs_in(self.params):
+            self.effects |= effects & open_jaxpr(jaxpr).effects
+
+    kind.__init__ = init
+
+
+def checkpoint_jaxpr(eqn: JaxprEqn) -> Any:
+    """What a checkpoint evaluates."""
+    prim = hijax(eqn)
+    return eqn.params["jaxpr"] if prim is None else prim.params["jaxpr"]
+
+
+def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
+    """Parameters of a checkpoint of another jaxpr, with more inputs in front."""
+    prim = hijax(eqn)
+    params = eqn.params if prim is None else prim.params
+    changes = {"jaxpr": jaxpr}
+    if isinstance(params.get("prevent_cse"), tuple):
+        changes["prevent_cse"] = (False,) * inputs + params["prevent_cse"]
+    if prim is None:
+        return changes
+    changes["jaxpr"] = close(jaxpr)
+    return {"_prim": type(prim)(**{**params, **changes})}
+
+
+class CustomVjpCall:
+    """A call of a `custom_vjp` function, as an equation.
+
+    Attributes:
+        function: what is called, as a jaxpr of the equation's inputs.
+    """
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._eqn = eqn
+        self._closed_over = eqn.params["num_consts"]
+        self.function = eqn.params["call_jaxpr"]
+
+    def checked(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The inputs of the function that takes the place of this one."""
+        return args  # it is told which of them are varied
+
+    def forward(
+        self, args: Sequence[Any], varied: Sequence[bool]
+    ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
+        """The forward rule for these inputs, some of which are varied.
+
+        Returns:
+            Its closed jaxpr, the inputs of that, and what splits its outputs into the
+            results and the residuals.
+        """
+        closed_over = self._closed_over
+        if any(varied[:closed_over]):
+            raise closed_over_error()
+        jaxpr = fwd_rule_jaxpr(self._eqn, varied[closed_over:])
+
+        def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:
+            residuals, results = fwd_rule_residuals(self._eqn, args, outs)
+            return results, residuals
+
+        return jaxpr, args[closed_over:], split
+
+    def backward(
+        self, residuals: Any, cotangents: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """The cotangents of all inputs, None where zero, and what `bwd_rule` logs."""
+        if not self._eqn.params["symbolic_zeros"]:
+            cotangents = list(map(_without_symbolic_zero, cotangents))
+        outs, logs = bwd_rule(self._eqn)(*residuals, *cotangents)
+        return [*[None] * self._closed_over, *outs], logs
+
+    def define(
+        self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
+    ) -> None:
+        """Gives rules to the function that takes the place of this one.
+
+        Args:
+            fun: a `custom_vjp` function.
+            fwd: of the arguments and which of them are varied.
+            bwd: of the residuals and cotangents; gives a pair, as `backward` does.
+        """
+        define_vjp(fun, _told_what_is_varied(fwd), bwd, symbolic_zeros=True)
+
+
+def _told_what_is_varied(fwd: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(*primals: Any) -> Any:
+        return fwd([x.value for x in primals], [x.perturbed for x in primals])
+
+    return rule
+
+
+def _without_symbolic_zero(x: Any) -> Any:
+    return zeros_of_aval(x.aval) if type(x) is SymbolicZero else x
+
+
+class _HighCustomVjpCall(CustomVjpCall):
+    """The same for a high-level primitive."""
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._prim = prim = hijax(eqn)
+        self._params = _innermost(prim).params
+        self._symbolic_zeros = self._params["symbolic_zeros"]
+        # from 0.11 on, the first argument is what the function closes over
+        arguments = prim.in_tree.children()
+        self._closed_over = (
+            arguments[0].num_leaves if "with_logs" in self._params else 0
+        )
+        traced = self._params["traced"].jaxpr
+        same = prim is _innermost(prim) and len(traced.in_avals) == len(eqn.invars)
+        self.function = traced if same else expanded_hijax(eqn)
+
+    def checked(self, args: Sequence[Any]) -> Sequence[Any]:
+        if self._symbolic_zeros:
+            return args
+        closed_over = self._closed_over
+        return [*map(_never_varied, args[:closed_over]), *args[closed_over:]]
+
+    def forward(
+        self, args: Sequence[Any], varied: Sequence[bool]
+    ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
+        prim, closed_over = self._prim, self._closed_over
+        if not self._symbolic_zeros:  # then it makes no difference to the rule
+            varied = [i >= closed_over for i in range(len(args))]
+        flags = prim.in_tree.unflatten(varied)
+        trees = []
+
+        def rule(*flat: Any) -> list[Any]:
+            outs, residuals, *_ = prim.vjp_fwd(flags, *prim.in_tree.unflatten(flat))
+            leaves, tree = jax.tree.flatten(residuals)
+            trees.append(tree)
+            return [*prim.out_tree.flatten_up_to(outs), *leaves]
+
+        jaxpr, _, _ = trace(rule, prim.in_avals_flat, self.function)
+        results = prim.out_tree.num_leaves
+
+        def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:
+            return list(outs[:results]), trees[0].unflatten(outs[results:])
+
+        return jaxpr, args, split
+
+    def backward(
+        self, residuals: Any, cotangents: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        prim = self._prim
+        zeros = [ad.Zero(x.aval) if type(x) is SymbolicZero else x for x in cotangents]
+        given = prim.out_tree.unflatten(zeros)
+        with_logs = getattr(prim, "vjp_bwd_retval_logs", False)
+        if callable(with_logs):  # from 0.12 on
+            outs, logs = with_logs(residuals, given)
+        else:
+            outs, logs = prim.vjp_bwd_retval(residuals, given), None
+            if with_logs:
+                outs, logs = outs
+        flat = prim.in_tree.flatten_up_to(outs)
+        return [None if type(x) in (ad.Zero, SymbolicZero) else x for x in flat], logs
+
+    def define(
+        self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
+    ) -> None:
+        def untold(*args: Any) -> Any:
+            return fwd(list(args), [True] * len(args))
+
+        rule = _told_what_is_varied(fwd) if self._symbolic_zeros else untold
+        options = {
+            "symbolic_zeros": self._symbolic_zeros,
+            "optimize_remat": self._params["opt_remat"],
+        }
+        if "generic_batching" in self._params:  # from 0.12 on
+            options["generic_batching"] = self._params["generic_batching"]
+        define_vjp(fun, rule, bwd, **options)
+
+
+def custom_vjp_call(eqn: JaxprEqn) -> CustomVjpCall:
+    """The call of a `custom_vjp` function that an equation is."""
+    return CustomVjpCall(eqn) if hijax(eqn) is None else _HighCustomVjpCall(eqn)
+
+
+def _never_varied(x: Any) -> Any:
+    """`x`, which a `custom_vjp` function closes over: varying it is an error."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    inexact = jax.numpy.issubdtype(jax.typeof(x).dtype, jax.numpy.inexact)
+    return _refuse_to_vary(x) if inexact else x
+
+
+@jax.custom_jvp
+def _refuse_to_vary(x: Any) -> Any:
+    return x
+
+
+@_refuse_to_vary.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    raise closed_over_error()
 
 
 # --- export and jet ----------------------------------------------------------
