@@ -8,9 +8,9 @@ than JAX does it alone.)
 - **Differentiating a scan** hoists what does not change in the loop out of it, so that
   an event made of constants (the learning rate, say) would be logged once instead of
   at every iteration. Such an event gets an *anchor*: an operand that does change.
-- **`vmap` of `scan`** batches the body several times, and with it the loops inside,
-  which are wrapped here. That is only slow; once is enough if it is known what the
-  carries will be.
+- **`vmap` of `scan`** batches the body several times, and with it the loops inside.
+  That loses nothing, but takes long; once is enough if it is known which carries get
+  lanes.
 - **`vmap` of `cond`** with a predicate per lane runs all branches for all lanes. The
   events inside get a *mask*: which lanes really took the branch.
 - **`vmap` of `while_loop`** with a predicate per lane goes on for all lanes until the
@@ -299,7 +299,7 @@ _KEEP = Event((), (), (), Source("<lox>", 0), anchors=1, quiet=True)
 
 
 def _with_known_carries(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Loses nothing; but loops inside are batched less often."""
+    """Keeps JAX from batching the loops inside again and again."""
 
     def wrapped(
         axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any

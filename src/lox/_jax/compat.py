@@ -495,11 +495,10 @@ _while_eqn: Any = jax.make_jaxpr(
     lambda x: lax.while_loop(lambda y: y < 1, lambda y: y + 1, x)
 )(0.0).eqns[0]
 try:
-    from jax._src.ad_checkpoint import remat_p as checkpoint_p
+    from jax._src.ad_checkpoint import remat_p
 except ImportError:  # then with `jax_remat3` on it is not found
-    checkpoint_p = (
-        jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0].primitive
-    )
+    remat_p = jax.make_jaxpr(jax.checkpoint(lambda x: x + 1))(0.0).eqns[0].primitive
+checkpoint_p: Any = remat_p
 linear_solve_p: Any = (
     jax.make_jaxpr(lambda x: lax.custom_linear_solve(lambda v: v, x, lambda _, b: b))(
         0.0
