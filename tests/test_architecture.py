@@ -108,12 +108,97 @@ def test_the_flow_is_checked():
     assert {place(module) for module in PATHS} == {-1, *range(len(FLOW))}
 
 
-def test_only_one_package_knows_the_private_side_of_jax():
-    for module, path in PATHS.items():
-        if module.startswith("lox._jax"):
+def private_of_jax_in(tree):
+    """Mentions of `jax._src`, but for docstrings and comments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            text = ast.unparse(node)
+        elif isinstance(node, ast.Attribute):
+            text = "jax._src" if node.attr == "_src" else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = "" if " " in node.value.strip() else node.value
+        else:
             continue
-        private = [name for name, _ in imports(path, module) if "jax._src" in name]
-        assert not private, path
+        if "jax._src" in text:
+            yield f"line {node.lineno}: {text}"
+
+
+def test_only_one_module_reaches_the_private_side_of_jax():
+    for module, path in PATHS.items():
+        if module != "lox._jax.compat":
+            assert not list(private_of_jax_in(ast.parse(path.read_text()))), path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from jax._src import core",
+        "from jax._src.core import Trace",
+        "import jax._src.core",
+        "jax._src.core.Trace",
+        "importlib.import_module('jax._src.core')",
+    ],
+)
+def test_access_to_the_private_side_of_jax_is_found(code):
+    assert list(private_of_jax_in(ast.parse(code)))
+
+
+# JAX's tables of rules, by primitive
+RULE_TABLES = {
+    "_lowerings",
+    "_platform_specific_lowerings",
+    "axis_primitive_batchers",
+    "call_param_updaters",
+    "call_transpose_param_updaters",
+    "custom_partial_eval_rules",
+    "dce_rules",
+    "discharge_rules",
+    "error_checks",
+    "fancy_primitive_batchers",
+    "jet_rules",
+    "partial_eval_jaxpr_custom_rules",
+    "partial_eval_rules",
+    "primitive_batchers",
+    "primitive_jvps",
+    "primitive_linearizations",
+    "primitive_transposes",
+}
+
+
+def rule_tables_in(tree):
+    """Accesses to JAX's tables of rules, or to the modules that hold them."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name.rpartition(".")[2] for alias in node.names]
+            if "jax.interpreters" in ast.unparse(node):
+                yield f"line {node.lineno}: jax.interpreters"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]  # as for `getattr`
+        for name in RULE_TABLES.intersection(names):
+            yield f"line {node.lineno}: {name}"
+
+
+def test_only_one_package_touches_the_rule_tables_of_jax():
+    for module, path in PATHS.items():
+        if not module.startswith("lox._jax"):
+            assert not list(rule_tables_in(ast.parse(path.read_text()))), path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "compat.batching.fancy_primitive_batchers[log_p] = rule",
+        "getattr(pe, 'dce_rules')",
+        "from jax.interpreters import ad",
+        "from jax.interpreters.ad import primitive_jvps as jvps",
+        "import jax.interpreters.mlir",
+    ],
+)
+def test_access_to_a_rule_table_is_found(code):
+    assert list(rule_tables_in(ast.parse(code)))
 
 
 def loaded_by(module, seen):

@@ -782,13 +782,13 @@ def test_a_tangent_that_a_rule_logs_is_logged_for_each_direction_of_jacfwd():
 
 
 def test_jacfwd_says_so_where_it_cannot_be_told_from_vmap(monkeypatch):
-    from lox._events import primitive
+    from lox._jax import early_patches, patches
 
     def unmarked(x):
         return jax.vmap(lambda v: logged(v, "v"))(x).sum()
 
-    monkeypatch.setattr(primitive, "jacfwd_is_known", False)
-    with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'v'.*jacfwd.*jacrev"):
+    monkeypatch.setitem(patches._missing, early_patches.JACFWD, "it is gone")
+    with pytest.raises(lox.UnsupportedJaxError, match=r"'v'.*jacfwd.*jacrev"):
         jax.jacfwd(unmarked)(jnp.ones(2))
     assert tapped(unmarked, jnp.ones(2)) == [{"v": 1.0}, {"v": 1.0}]
 

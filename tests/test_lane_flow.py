@@ -18,7 +18,7 @@ from jax.interpreters import batching, mlir
 
 import lox
 from lox._interpreter.lane_flow import lanes_of, lanes_of_scan, lanes_of_while
-from lox._jax import compat
+from lox._jax import batching as lane_batching
 
 LANES = 3
 
@@ -33,9 +33,9 @@ compare_p.def_abstract_eval(lambda *avals, closed, answers: closed.out_avals)
 def _compare(axis_data, args, dims, *, closed, answers):
     batched = [dim is not None for dim in dims]
     none = [False] * len(closed.out_avals)
-    found = compat.batched_outputs(closed, axis_data, batched, none)
+    found = lane_batching.batched_outputs(closed, axis_data, batched, none)
     answers.append((lanes_of(closed, batched), list(found)))
-    return compat.batch(closed, axis_data, args, dims)
+    return lane_batching.batch(closed, axis_data, args, dims)
 
 
 batching.fancy_primitive_batchers[compare_p] = _compare

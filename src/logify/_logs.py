@@ -7,7 +7,7 @@ import jax
 
 import lox
 from lox._errors import LoxTypeError, LoxValueError
-from lox._jax import compat
+from lox._jax import export
 from lox._logs.formatting import format_value
 
 Names = tuple[tuple[str, str, Any], ...]
@@ -89,7 +89,7 @@ def _deserialize_names(data: bytes) -> Names:
     return tuple(tuple(name) for name in json.loads(data))
 
 
-compat.register_export(Logs, "logify.Logs", _serialize_names, _deserialize_names)
+export.register_node(Logs, "logify.Logs", _serialize_names, _deserialize_names)
 
 
 def _is_traced(logs: lox.logdict) -> bool:

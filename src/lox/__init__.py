@@ -20,9 +20,10 @@ from ._errors import (
     StepError as StepError,
     StoreError as StoreError,
     UnboundedLoopError as UnboundedLoopError,
+    UnsupportedJaxError as UnsupportedJaxError,
     UnsupportedPrimitiveError as UnsupportedPrimitiveError,
 )
-from ._imports import load as _load_module
+from ._imports import load as _load_module, when_imported as _when_imported
 from ._settings import set_default as set_default
 from ._version import __version__ as __version__
 
@@ -60,3 +61,14 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_MODULE_OF, *_SUBMODULES})
+
+    def _prepare_jax(jax: Any) -> None:
+        # the first event may be in a function that JAX or Flax has called by then
+        early = _load_module(f"{__name__}._jax.early_patches")
+        early.source.load = lambda: _load_module(f"{__name__}._runtime")
+
+    def _prepare_flax(axes_scan: Any) -> None:
+        _load_module(f"{__name__}._libraries.linen").prepare(axes_scan)
+
+    _when_imported("jax", _prepare_jax)
+    _when_imported("flax.core.axes_scan", _prepare_flax)

@@ -17,6 +17,7 @@ __all__ = [
     "StepError",
     "StoreError",
     "UnboundedLoopError",
+    "UnsupportedJaxError",
     "UnsupportedPrimitiveError",
 ]
 
@@ -62,6 +63,10 @@ class StoreError(LoxError, ValueError):
 
 class UnboundedLoopError(LoxError, ValueError):
     """A key cannot be stacked, because its loop has no static length."""
+
+
+class UnsupportedJaxError(LoxError, NotImplementedError):
+    """The installed version of JAX lacks something that lox needs for this program."""
 
 
 class UnsupportedPrimitiveError(LoxError, NotImplementedError):

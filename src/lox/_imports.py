@@ -70,16 +70,16 @@ def when_imported(name: str, hook: Hook) -> None:
     if module is not None:
         hook(module)
         return
-    if not _watcher.hooks:
+    if _watcher not in sys.meta_path:
         sys.meta_path.insert(0, _watcher)
-    _watcher.hooks[name] = hook
+    _watcher.hooks.setdefault(name, []).append(hook)
 
 
 class _Watcher:
     """A meta path finder that wraps the loaders of watched modules."""
 
     def __init__(self) -> None:
-        self.hooks: dict[str, Hook] = {}
+        self.hooks: dict[str, list[Hook]] = {}
 
     def find_spec(
         self,
@@ -89,14 +89,14 @@ class _Watcher:
     ) -> ModuleSpec | None:
         del path, target
         # popped, so that `find_spec` below asks only the other finders
-        hook = self.hooks.pop(name, None)
-        if hook is None:
+        hooks = self.hooks.pop(name, None)
+        if hooks is None:
             return None
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
-            self.hooks[name] = hook
+            self.hooks[name] = hooks
         else:
-            spec.loader = _Loader(spec.loader, hook)  # type: ignore[assignment]
+            spec.loader = _Loader(spec.loader, hooks)  # type: ignore[assignment]
         return spec
 
 
@@ -104,11 +104,11 @@ _watcher = _Watcher()
 
 
 class _Loader:
-    """Loads a module with its own loader, and then calls a hook."""
+    """Loads a module with its own loader, and then calls hooks."""
 
-    def __init__(self, loader: Any, hook: Hook) -> None:
+    def __init__(self, loader: Any, hooks: list[Hook]) -> None:
         self._loader = loader
-        self._hook = hook
+        self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -122,4 +122,5 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._hook(module)
+        for hook in self._hooks:
+            hook(module)

@@ -87,6 +87,11 @@ class Event:
     def __repr__(self) -> str:  # as it shows in a jaxpr
         return f"{', '.join((*self.keys, *self.steps))} at {self.source}"
 
+    @property
+    def description(self) -> str:
+        """The keys and the line, for a message."""
+        return f"{', '.join(map(repr, self.keys))}, logged at {self.source}"
+
     def split(self, operands: Sequence[Any]) -> "Operands":
         """The operands by what they mean."""
         values: list[list[Any]] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from lox._arrays import is_array
 from lox._errors import LoxTypeError, RangeError, StepError, describe
-from lox._jax import compat
+from lox._jax import host, tracing
 from lox._jax.numbers import lost_by, number_of, rounds
 from lox._libraries.nnx import as_arrays
 from lox._logs.logdict import RESERVED, logdict, reserved_step
@@ -171,7 +171,7 @@ def _log_event(
         reduce=_prefixed(reductions.check(reduce, f" of the `lox.log`{at}"), prefix),
     )
     if keys:
-        if compat.at_top_level():
+        if tracing.at_top_level():
             check_host_function(keys, source)
         masks = [] if mask is None else [jnp.asarray(mask)]
         operands = [*leaves, *numbers, *masks]
@@ -206,7 +206,7 @@ def numbers_of(
         trees: the structure of each value, of which arrays were made.
         steps: the steps.
     """
-    if compat.at_top_level():
+    if tracing.at_top_level():
         return ()  # nobody joins what goes to the host as it is
     known: list[Any] = []
     for value, tree in zip(values, trees, strict=True):
@@ -251,7 +251,7 @@ def operand(x: Any, key: str, call: str) -> Any:
     if lost is not None:
         raise RangeError(f"{call} got {_too_large(lost, repr(key))}")
     try:
-        return compat.to_array(x)
+        return host.to_array(x)
     except TypeError as error:
         raise LoxTypeError(
             f"{call} cannot make an array of {key!r}: {error}"
@@ -260,7 +260,7 @@ def operand(x: Any, key: str, call: str) -> Any:
 
 def _stays_on_host(x: Any) -> bool:
     """Whether a number never leaves the host, and JAX would change it."""
-    if not compat.at_top_level():
+    if not tracing.at_top_level():
         return False
     if isinstance(x, np.generic | np.ndarray):
         return rounds(x)
@@ -295,7 +295,7 @@ def _step(name: str, value: Any, at: str) -> Any:
     lost = lost_by(value)
     if lost is not None:
         raise StepError(f"`lox.log`{at} got {_too_large(lost, f'the step {name!r}')}")
-    number = compat.to_array(value)
+    number = host.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
         raise StepError(f"`lox.log`{at}: the step {name!r} must be a number.")
     return number

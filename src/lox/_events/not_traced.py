@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lox._errors import LoxWarning
-from lox._jax import compat
+from lox._jax import callbacks, compat
 from lox._source import Source
 
 _warned: dict[Any, Any] = {}  # as Python keeps it: once for each line
@@ -48,7 +48,7 @@ def check_host_function(keys: Iterable[str], source: Source) -> None:
     """Warns if an eager event is one of such a host function."""
     if not _host_functions:
         return
-    for function in compat.running_host_functions():
+    for function in callbacks.running_host_functions():
         function = getattr(function, "__func__", function)
         if _host_functions.get(id(function)) is function:
             _warn(
@@ -68,7 +68,7 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def while_tracing() -> Iterator[None]:
     """While a function is traced for a transformation."""
     before = getattr(_state, "tracing", False)
     _state.tracing = True

@@ -18,14 +18,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lox._errors import LoxWarning, UnsupportedPrimitiveError
-from lox._jax import compat
+from lox._errors import LoxWarning
+from lox._jax import (
+    array_types,
+    batching,
+    callbacks,
+    compat,
+    effects,
+    host,
+    lowering,
+    patches,
+    primitives,
+    rule_tables,
+)
+from lox._jax.early_patches import JACFWD, called_by_jacfwd
 
 from .event import Event, default
 from .not_traced import check_early
 
 
-class LogEffect(compat.DebugEffect):
+class LogEffect(effects.DebugEffect):
     """The effect of an event that no transformation has taken, or that has no order."""
 
     def __str__(self) -> str:
@@ -38,7 +50,7 @@ class LogEffect(compat.DebugEffect):
         return hash("lox.LogEffect")
 
 
-class OrderedLogEffect(compat.OrderedEffect):
+class OrderedLogEffect(effects.OrderedEffect):
     """The effect of an event that is delivered in program order."""
 
     def __str__(self) -> str:
@@ -55,9 +67,11 @@ LOG_EFFECT = LogEffect()
 ORDERED_LOG_EFFECT = OrderedLogEffect()
 
 
-class _LogPrimitive(compat.Primitive):
+class _LogPrimitive(primitives.Primitive):
     def bind(self, *operands: Any, **params: Any) -> Any:
         """Adds the event to the program that is traced, constants included."""
+        if not patches.installed:
+            patches.install()
         if not compat.folds_constants():
             return super().bind(*operands, **params)
         with compat.without_folding():
@@ -86,7 +100,7 @@ def to_host(x: Any) -> Any:
     """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
     if is_key(x):
         x = jax.random.key_data(x)
-    return compat.to_numpy(x)
+    return host.to_numpy(x)
 
 
 def is_key(x: Any) -> bool:
@@ -101,27 +115,22 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     sink = event.sink or default.sink
     count = len(operands) - event.anchors
     operands = operands[:count]
-    avals = [compat.physical_aval(aval) for aval in ctx.avals_in[:count]]
+    avals = [array_types.physical_aval(aval) for aval in ctx.avals_in[:count]]
     effect = ORDERED_LOG_EFFECT if event.ordered else None
-    devices, per_device = compat.devices_of(ctx)
+    devices, per_device = callbacks.devices_of(ctx)
     event = dataclasses.replace(event, devices=devices, per_device=per_device)
-    compat.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
+    callbacks.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
     return []
 
 
-compat.register_lowering(log_p, _lowering)
-compat.inline_calls_without_arguments(ORDERED_LOG_EFFECT)
-compat.give_tokens_memory_kinds(ORDERED_LOG_EFFECT)
-
-
-# whether events inside `jacfwd` are marked (see `derivatives`)
-jacfwd_is_known = True
+rule_tables.register_lowering(log_p, _lowering)
+patches.add(*lowering.patches_for(ORDERED_LOG_EFFECT))
 
 
 def _batch(
     axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
 ) -> tuple[list[Any], list[Any]]:
-    # This table is consulted even when no operand is mapped, so that a constant logged
+    # The rule is called even when no operand is mapped, so that a constant logged
     # under `vmap` is logged in every lane.
     if event.once:
         batched = any(dim is not None for dim in dims)
@@ -132,26 +141,21 @@ def _batch(
                 for x, dim in zip(operands, dims, strict=True)
             ]
             return log_p.bind(*one, event=event), []
-    elif not jacfwd_is_known and compat.called_by_jacfwd():
-        raise UnsupportedPrimitiveError(
-            f"{', '.join(map(repr, event.keys))}, logged at {event.source}, would be "
-            "logged once for each dimension of the input by `jax.jacfwd` or "
-            "`jax.hessian`: with this version of JAX, lox cannot tell. Use "
-            "`jax.jacrev`, or wrap the function in `lox.nolog`."
-        )
+    elif patches.is_missing(JACFWD) and called_by_jacfwd():
+        raise patches.error(JACFWD, event.description)
     count = len(operands) - event.anchors
     lanes = []
     for x, dim in zip(operands[:count], dims[:count], strict=True):
         x = jnp.asarray(x)  # literals arrive as Python numbers
         if dim is None:
-            lanes.append(compat.broadcast_lanes(x, axis_data))
+            lanes.append(batching.broadcast_lanes(x, axis_data))
         else:
             lanes.append(jnp.moveaxis(x, dim, 0))
     event = dataclasses.replace(event, lanes=event.lanes + 1)
     return log_p.bind(*lanes, *operands[count:], event=event), []
 
 
-compat.batching.fancy_primitive_batchers[log_p] = _batch
+rule_tables.register_batching(log_p, _batch)
 
 
 def _jvp(
@@ -190,6 +194,6 @@ def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
     return [None] * len(operands)
 
 
-compat.ad.primitive_jvps[log_p] = _jvp
-compat.ad.primitive_transposes[log_p] = _transpose
-compat.register_jet(log_p)
+rule_tables.register_jvp(log_p, _jvp)
+rule_tables.register_transpose(log_p, _transpose)
+rule_tables.register_jet(log_p)

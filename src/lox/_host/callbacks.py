@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from lox._events.event import Event, Operands, default
-from lox._jax import compat
+from lox._jax import host, patches
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import OpenRow, logdict
 from lox._settings import default_handler
@@ -41,6 +41,8 @@ class CallbackErrors:
         with self._lock:
             sink.failed = True
             self._kept.append((sink, error))
+        if patches.is_missing(host.BARRIER):
+            raise patches.error(host.BARRIER, f"A callback raised {error!r}") from error
 
     def keep_one(self, sink: "CallbackSink", error: BaseException) -> bool:
         """Keeps an error that stops nothing; of those that follow it, none."""
@@ -75,7 +77,7 @@ class CallbackErrors:
 
 callback_errors = CallbackErrors()
 interrupts.at_stopped(callback_errors.raise_any)
-compat.at_effects_barrier(callback_errors.raise_any)
+host.at_effects_barrier(callback_errors.raise_any)
 
 
 class CallbackSink:

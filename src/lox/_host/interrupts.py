@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from lox._jax import compat
+from lox._jax import host
 
 from . import signals
 
@@ -37,20 +37,20 @@ _kept = _Kept()
 
 def stop() -> None:
     """Ends the program whose callback this is called in."""
-    compat.program_stopped()
-    raise ProgramStopped(compat.STOPPED)
+    host.program_stopped()
+    raise ProgramStopped(host.STOPPED)
 
 
 def stop_by(error: BaseException) -> None:
     """The same; the call of the program raises `error`, if this is its thread."""
     _kept.error = error
-    compat.program_stopped()
-    raise ProgramStopped(compat.STOPPED) from error
+    host.program_stopped()
+    raise ProgramStopped(host.STOPPED) from error
 
 
 def in_thread_of_call() -> bool:
     """Whether the thread of a callback is the one that has called the program."""
-    return not compat.called_by_xla_thread()
+    return not host.called_by_xla_thread()
 
 
 # --- around every call of a program with effects -----------------------------
@@ -75,13 +75,13 @@ def _call(call: Callable[[], Any]) -> Any:
     signals.asked_to_exit = False
     outer, _kept.error = _kept.error, None
     try:
-        return signals.during(call, False, compat.is_done)
+        return signals.during(call, False, host.is_done)
     except jax.errors.JaxRuntimeError as error:
         interrupt = _kept.error
         # one that came between JAX and a callback
-        if "KeyboardInterrupt" in str(error) and compat.STOPPED not in str(error):
+        if "KeyboardInterrupt" in str(error) and host.STOPPED not in str(error):
             interrupt = KeyboardInterrupt()
-        if interrupt is None and compat.STOPPED in str(error):
+        if interrupt is None and host.STOPPED in str(error):
             _at_stopped()  # by a callback in a thread of XLA's
         if interrupt is None:
             raise
@@ -93,8 +93,8 @@ def _call(call: Callable[[], Any]) -> Any:
         interrupt = None  # whose traceback would keep this frame, and be kept by it
 
 
-compat.around_programs(_call)
-compat.at_effects_barrier(signals.hand_back)
+host.around_programs(_call)
+host.at_effects_barrier(signals.hand_back)
 
 
 # --- at exit -----------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-from lox._jax import compat
+from lox._jax import host
 
 T = TypeVar("T")
 # those whose handlers may raise
@@ -62,7 +62,7 @@ class WaitingHandler:
                 return None
         first = all(signum != other for _, other, _ in waiting)
         own = frame is not None and frame.f_code in _OWN
-        if first and (_eager or own or compat.in_receiver(frame)):
+        if first and (_eager or own or host.in_receiver(frame)):
             waiting.append((self.handler, signum, frame))
             return None
         return _run(self.handler, signum, frame)

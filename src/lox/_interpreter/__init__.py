@@ -6,6 +6,6 @@ from . import (
     foreign as foreign,
     library_loops as library_loops,
     linen as linen,
-    patches as patches,
     rules as rules,
 )
+from .patches import table as table

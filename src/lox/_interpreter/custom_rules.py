@@ -11,12 +11,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import compat
-from lox._jax.compat import SymbolicZero
+from lox._jax import (
+    ad,
+    array_types,
+    custom_derivatives,
+    custom_vjp,
+    hijax,
+    jaxprs,
+    partial_eval,
+    rule_sources,
+    tracing,
+    watches,
+)
 
 from .derivative_rules import Changer, DerivativeRule, Dropper, Line, lines_of
 from .rows import Record, outline
@@ -77,7 +88,7 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         if not eqn.params["symbolic_zeros"]:
             seeds = [_instantiate(t) for t in seeds]
         zeros = [type(t) is SymbolicZero for t in seeds]
-        jaxpr, out_zeros = compat.jvp_rule_jaxpr(eqn, zeros)
+        jaxpr, out_zeros = custom_derivatives.jvp_rule_jaxpr(eqn, zeros)
         ins = [*ins, *(t for t in seeds if type(t) is not SymbolicZero)]
         before = state_tree.unflatten(primals[:size])
         outs, rest = _evaluate_rule(
@@ -92,17 +103,18 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
         return [*values, *rest], [*out_tangents, *map(_zero, rest)]
 
     # it can still be told that a rule calls its own function (see `derivatives`)
-    fun = jax.custom_jvp(compat.placed_like(call, old))
+    fun = jax.custom_jvp(rule_sources.placed_like(call, old))
     fun.defjvp(
-        compat.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]), symbolic_zeros=True
+        rule_sources.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]),
+        symbolic_zeros=True,
     )
     return tree.unflatten(fun(*leaves, *args))
 
 
-@rule("custom_vjp_call", compat.CUSTOM_VJP)
+@rule("custom_vjp_call", hijax.CUSTOM_VJP)
 @_state_outside
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    called = compat.custom_vjp_call(eqn)
+    called = custom_vjp.custom_vjp_call(eqn)
     old = called.function
     if walk.collector.beside:
         return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
@@ -155,8 +167,8 @@ def _events_beside(
     """
     silent = Walk(Dropper(_lines_in(function), anchors=True))
     outs, _, _ = rule(silent, eqn, args, None)
-    jaxpr, consts = compat.only_effects(compat.close(function))
-    _, record, state = walk(compat.close(jaxpr), [*consts, *inputs], state)
+    jaxpr, consts = partial_eval.only_effects(jaxprs.close(function))
+    _, record, state = walk(jaxprs.close(jaxpr), [*consts, *inputs], state)
     return outs, record, state
 
 
@@ -169,7 +181,7 @@ def _evaluate_body(body: Any, args: Sequence[Any], results: int) -> list[Any]:
 
     The rule says so too, but JAX forgets it when a loop is differentiated twice.
     """
-    outs = compat.evaluate(body, args)
+    outs = jaxprs.evaluate(body, args)
     return [*outs[:results], *map(jax.lax.stop_gradient, outs[results:])]
 
 
@@ -212,12 +224,12 @@ def _without_recomputation(eqn: Any, rule: Any) -> Any:
     """A rule of `custom_jvp` that logs its function's events once, if at all."""
     if eqn.primitive.name != "custom_jvp_call" or not events_of(rule):
         return rule
-    watch = DerivativeRule(name=compat.name_of_custom_jvp(eqn))
+    watch = DerivativeRule(name=rule_sources.name_of_custom_jvp(eqn))
 
     def run(*args: Any) -> list[Any]:
-        return compat.watched(compat.evaluate, watch)(rule, args)
+        return watches.watched(jaxprs.evaluate, watch)(rule, args)
 
-    return compat.trace(run, rule.in_avals, rule)[0]
+    return jaxprs.trace(run, rule.in_avals, rule)[0]
 
 
 def _watched_rule(
@@ -231,26 +243,26 @@ def _watched_rule(
         state: the state before the call of the function.
         lines: those by which the function itself logs.
     """
-    return compat.watched(rule, Changer(walk.collector.in_rules(lines), state))
+    return watches.watched(rule, Changer(walk.collector.in_rules(lines), state))
 
 
 @hidden_rules("custom_jvp_call")
 def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
     change = Changer(walk.collector.in_rules()).changed
-    return compat.changed_jvp_rule(eqn, change)
+    return custom_derivatives.changed_jvp_rule(eqn, change)
 
 
 @hidden_rules("custom_vjp_call")
 def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
     change = Changer(walk.collector.in_rules()).changed
-    bwd = _watched_rule(compat.bwd_rule(eqn), walk)
-    return compat.changed_vjp_rules(eqn, change, bwd)
+    bwd = _watched_rule(custom_derivatives.bwd_rule(eqn), walk)
+    return custom_derivatives.changed_vjp_rules(eqn, change, bwd)
 
 
-@hidden_rules(compat.CUSTOM_VJP)
+@hidden_rules(hijax.CUSTOM_VJP)
 def _clean_high_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
     watch = Changer(walk.collector.in_rules())
-    prim = compat.hijax_with_watched_rules(compat.hijax(eqn), watch, watch)
+    prim = hijax.with_watched_rules(jaxprs.hijax(eqn), watch, watch)
     return {"_prim": prim}
 
 
@@ -276,13 +288,13 @@ def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> R
 @rule("call_hi_primitive")
 @_state_outside
 def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    expanded = compat.expanded_hijax(eqn)
+    expanded = jaxprs.expanded_hijax(eqn)
     if walk.collector.beside:
         return _events_beside(_hijax_rule, walk, eqn, args, state, expanded, args)
     if not walk.collector.takes and not jax.tree.leaves(state):
         watch = Changer(walk.collector)
-        new = compat.watched_hijax(compat.hijax(eqn), watch.changed, watch)
-        return compat.bind(eqn, args, _prim=new), Record(), state
+        new = hijax.watched(jaxprs.hijax(eqn), watch.changed, watch)
+        return tracing.bind(eqn, args, _prim=new), Record(), state
     return _with_derivative_of(walk, eqn, args, state, expanded, list)
 
 
@@ -307,13 +319,13 @@ def _with_derivative_of(
         before = state_tree.unflatten(flat[:front])
         return walk(solution, inputs(flat[front:]), before)
 
-    new, tree, _ = compat.trace(flat_run, avals, solution)
+    new, tree, _ = jaxprs.trace(flat_run, avals, solution)
     results = len(eqn.outvars)
 
     def without_events_of_solution() -> Any:
         lines = _lines_in(solution)
         watch = Changer(_Derivative(walk.collector, lines, in_rules=not front))
-        return compat.changed_equation(eqn, watch.changed, watch)
+        return hijax.changed_equation(eqn, watch.changed, watch)
 
     @jax.custom_jvp
     def fun(*flat: Any) -> list[Any]:
@@ -338,7 +350,10 @@ def _with_derivative_of(
             along, [primals[i] for i in varied], [tangents[i] for i in varied]
         )
         rest = _evaluate_body(new, primals, results)[results:]
-        return [*outs, *rest], [*out_tangents, *map(compat.zero_tangent, rest)]
+        return [*outs, *rest], [
+            *out_tangents,
+            *map(ad.zero_tangent, rest),
+        ]
 
     fun.defjvp(jvp, symbolic_zeros=True)
     return tree.unflatten(fun(*leaves, *args))
@@ -401,7 +416,7 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
             [*jax.tree.leaves(out_batched), *batched[:front]],
         )
 
-    outs = compat.bind(
+    outs = tracing.bind(
         eqn,
         [*leaves, *args],
         call=new,
@@ -444,4 +459,4 @@ def _zero(primal: Any) -> Any:
 
 
 def _instantiate(x: Any) -> Any:
-    return compat.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x
+    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -15,7 +15,7 @@ import jax
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import compat
+from lox._jax import hijax, jaxprs
 from lox._source import Source
 
 from .rows import Record
@@ -57,11 +57,11 @@ class Recorder(_Watch):
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive is log_p:
             self._lines |= lines_of([params["event"]])
-        for jaxpr in compat.jaxprs_in(params):
+        for jaxpr in jaxprs.jaxprs_in(params):
             self._lines |= lines_of(events_of(jaxpr))
-        prim = compat.hijax_of(primitive, params)
+        prim = jaxprs.hijax_of(primitive, params)
         if prim is not None:
-            new = compat.watched_hijax(prim, lambda jaxpr: jaxpr, self)
+            new = hijax.watched(prim, lambda jaxpr: jaxpr, self)
             params = {**params, "_prim": new}
         return primitive.bind(*args, **params)
 
@@ -90,18 +90,18 @@ class Changer(_Watch):
             else:
                 log_p.bind(*args, event=event)
             return []
-        prim = compat.hijax_of(primitive, params)
+        prim = jaxprs.hijax_of(primitive, params)
         stateless = not jax.tree.leaves(self._state)
         if prim is not None and (stateless or not _takes_state(prim)):
-            new = compat.watched_hijax(prim, self.changed, self)
+            new = hijax.watched(prim, self.changed, self)
             return primitive.bind(*args, **{**params, "_prim": new})
-        reached = any(map(self._reaches, compat.jaxprs_in(params)))
-        if not reached and (prim is None or not compat.is_custom_vjp(prim)):
+        reached = any(map(self._reaches, jaxprs.jaxprs_in(params)))
+        if not reached and (prim is None or not hijax.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
         # as in the traversal, which changes what it has no rule for in the same way
         known = has_rule(primitive) or self._collector.key is not None
         if stateless and known:
-            return primitive.bind(*args, **compat.map_jaxprs(params, self.changed))
+            return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.changed))
         # the state must become an operand, or it takes more than to change the jaxprs
         walk = Walk(self._collector)
         closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
@@ -125,7 +125,7 @@ class Changer(_Watch):
 
 def _takes_state(prim: Any) -> bool:
     """Whether the state can become an operand of a high-level primitive."""
-    return compat.is_checkpoint(prim) or compat.is_custom_vjp(prim)
+    return hijax.is_checkpoint(prim) or hijax.is_custom_vjp(prim)
 
 
 class Dropper(Collector):

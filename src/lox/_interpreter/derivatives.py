@@ -18,10 +18,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lox._events import primitive
 from lox._events.event import Event
-from lox._events.primitive import log_p
-from lox._jax import compat
+from lox._events.primitive import LOG_EFFECT, log_p
+from lox._jax import (
+    early_patches,
+    hijax,
+    jaxprs,
+    patches,
+    primitives,
+    rule_tables,
+    watches,
+)
+from lox._jax.patches import Patch
+from lox._jax.watches import Watch
 
 from .derivative_rules import (
     Changer,
@@ -31,69 +40,52 @@ from .derivative_rules import (
     Recorder,
     lines_of,
 )
+from .patches import missing
 from .rows import Record
 from .walk import Collector, State, events_of
 
 
-def _of_vjp() -> tuple[Recorder, Recomputation]:
-    lines: set[Line] = set()
-    return Recorder(lines), Recomputation(lines)
+class _Watches:
+    """Makes the watches for JAX's own rules (see `early_patches.Watches`)."""
 
+    def of_custom_vjp(self) -> tuple[Watch, Watch]:
+        lines: set[Line] = set()
+        return Recorder(lines), Recomputation(lines)
 
-def _of_jvp(name: str) -> DerivativeRule:
-    return DerivativeRule(name=name)
+    def of_custom_jvp(self, name: str) -> Watch:
+        return DerivativeRule(name=name)
 
+    def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
+        """The linear function and the backward rule run later, under the same watch."""
+        # the forward pass of a checkpoint logs, and what comes again is recomputation
+        if hijax.is_custom_vjp(prim) or hijax.is_checkpoint(prim):
+            return self.of_custom_vjp()
+        watch = DerivativeRule(_is_hijax(prim)).begin()
+        return watch, watch
 
-# --- solvers -----------------------------------------------------------------
-
-
-def _watched_solve(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """For the rule of `custom_linear_solve`."""
-
-    def is_own(primitive: Any, params: Any) -> bool:
-        del params
-        return primitive is compat.linear_solve_p
-
-    def wrapped(*args: Any, **params: Any) -> Any:
-        jaxprs = params["jaxprs"]
-        # the equation that is solved belongs to the function too
-        events = (*events_of(jaxprs.solve), *events_of(jaxprs.matvec))
-        if not events and not any(map(events_of, filter(None, jaxprs))):
-            return rule(*args, **params)
-        watch = DerivativeRule(is_own, lines=lines_of(events))
-        return compat.watched(rule, watch)(*args, **params)
-
-    return wrapped
-
-
-def _watched_hijax(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """For the rules of high-level primitives.
-
-    The linear function and the backward rule run later, under the same watch.
-    """
-
-    def wrapped(*args: Any, **params: Any) -> Any:
-        watches = _watches_of_hijax(params["_prim"])
-        prim = compat.hijax_with_watched_rules(params["_prim"], *watches)
-        return rule(*args, **{**params, "_prim": prim})
-
-    return wrapped
-
-
-def _watches_of_hijax(prim: Any) -> tuple[compat.Watch, compat.Watch]:
-    """The watches for the forward and the backward rules."""
-    # the forward pass of a checkpoint logs, and what comes again is recomputation
-    if compat.is_custom_vjp(prim) or compat.is_checkpoint(prim):
-        return _of_vjp()
-    watch = DerivativeRule(_is_hijax(prim)).begin()
-    return watch, watch
+    def of_jacfwd(self) -> Watch:
+        return Changer(_Mark())
 
 
 def _is_hijax(prim: Any) -> Callable[[Any, Any], bool]:
     def is_own(primitive: Any, params: Any) -> bool:
-        return type(compat.hijax_of(primitive, params)) is type(prim)
+        return type(jaxprs.hijax_of(primitive, params)) is type(prim)
 
     return is_own
+
+
+def watched_solve(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    """For the rule of `custom_linear_solve`."""
+
+    def is_own(primitive: Any, params: Any) -> bool:
+        del params
+        return primitive is primitives.linear_solve_p
+
+    functions = params["jaxprs"]
+    # the equation that is solved belongs to the function too
+    events = (*events_of(functions.solve), *events_of(functions.matvec))
+    watch = DerivativeRule(is_own, lines=lines_of(events))
+    return watches.watched(rule, watch)(*args, **params)
 
 
 # --- jacfwd ------------------------------------------------------------------
@@ -122,15 +114,39 @@ class _Mark(Collector):
         return _Mark("rule")
 
 
-def install() -> None:
-    """Wraps JAX's rules, once."""
-    compat.watch_derivatives(_of_vjp, _of_jvp)
-    compat.wrap_rule("jvp", compat.linear_solve_p, _watched_solve)
-    if compat.hijax_p is not None:
-        compat.wrap_rule("jvp", compat.hijax_p, _watched_hijax)
-        compat.wrap_rule("linearize", compat.hijax_p, _watched_hijax)
-        compat.watch_remat_rules(_of_vjp)
-    primitive.jacfwd_is_known = compat.watch_jacfwd(Changer(_Mark()))
+early_patches.source.watches = _Watches()
 
 
-install()
+# --- where JAX cannot be patched ---------------------------------------------
+
+
+def _refuse_in_custom_functions(patch: Patch) -> None:
+    """Refuses whatever logs in a custom function or in one of its rules."""
+
+    def check(args: Sequence[Any], params: dict[str, Any]) -> None:
+        del args
+        events = [params["event"]] if "event" in params else missing.events_in(params)
+        if events and early_patches.in_custom_function():
+            subject = f"{events[0].description}, is in a custom function or its rules"
+            raise patches.error(patch, subject)
+
+    for primitive in (log_p, *primitives.HIGHER_ORDER):
+        rule_tables.check_before_bind(primitive, check)
+
+
+def _refuse_in_hijax(patch: Patch) -> None:
+    """Refuses high-level primitives that log, which their effects tell."""
+
+    def check(args: Sequence[Any], params: dict[str, Any]) -> None:
+        del args
+        prim = params.get("_prim", params.get("prim"))
+        if LOG_EFFECT in getattr(prim, "effects", ()) or missing.events_in(params):
+            kind = type(prim).__name__
+            raise patches.error(patch, f"The high-level primitive `{kind}` logs")
+
+    rule_tables.check_before_bind(primitives.hijax_p, check)
+
+
+patches.when_missing(early_patches.CUSTOM_FUNCTIONS, _refuse_in_custom_functions)
+for _patch in early_patches.HIJAX:
+    patches.when_missing(_patch, _refuse_in_hijax)

@@ -11,6 +11,7 @@ replaced by one that does the same, and whose every rule is that of the original
 the events removed.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,10 +23,12 @@ import numpy as np
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.primitive import left_out_quietly
 from lox._imports import when_imported
-from lox._jax import compat
+from lox._jax import ad, jaxprs, patches, primitives, rule_tables, tracing, watches
+from lox._jax.patches import Patch
 
 from .custom_rules import _with_derivative_of
 from .derivative_rules import DerivativeRule, lines_of
+from .patches.missing import events_in, refuse
 from .rows import Record
 from .walk import (
     Collector,
@@ -64,7 +67,7 @@ def _expanded(eqn: Any) -> Any:
     if eqn.primitive.name == "noinline":
         return _function_called(eqn, kept)
     avals = tuple(atom.aval for atom in eqn.invars)
-    key = eqn.primitive, avals, compat.trace_context()
+    key = eqn.primitive, avals, tracing.trace_context()
     if key not in kept:
         kept[key] = _without_checks(
             _trace(lambda *args: eqn.primitive.impl(*args, **eqn.params), avals)
@@ -86,21 +89,21 @@ def _without_checks(closed: Any) -> Any:
         env.update(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, compat.Literal) else env[atom]
+            return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             ins = list(map(read, eqn.invars))
             if eqn.primitive.name == "nontraceable":
                 outs = ins
             else:
-                with compat.equation_context(eqn):
-                    outs = compat.bind(eqn, ins)
+                with tracing.equation_context(eqn):
+                    outs = tracing.bind(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return list(map(read, jaxpr.outvars))
 
     if not any(eqn.primitive.name == "nontraceable" for eqn in closed.jaxpr.eqns):
         return closed
-    return compat.trace(run, closed.in_avals, closed)[0]
+    return jaxprs.trace(run, closed.in_avals, closed)[0]
 
 
 # --- noinline ----------------------------------------------------------------
@@ -109,9 +112,9 @@ def _without_checks(closed: Any) -> Any:
 def _function_called(eqn: Any, kept: dict[Any, Any]) -> Any:
     """The function of `noinline`, or None where it is not known yet."""
     first, *rest = eqn.invars
-    index = int(first.val) if isinstance(first, compat.Literal) else None
+    index = int(first.val) if isinstance(first, jaxprs.Literal) else None
     avals = tuple(atom.aval for atom in rest)
-    key = index, avals, compat.trace_context()
+    key = index, avals, tracing.trace_context()
     if key not in kept:
         run = _shape_function(eqn) if index is None else _function(eqn, index)
         kept[key] = None if run is None else _trace(run, avals)
@@ -245,7 +248,7 @@ def _foreign_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result
         return silent_p.bind(*args, call=call), Record(), state
     expanded = _expanded(eqn)
     if not collector.takes or not walk.wants_in(expanded):
-        return compat.bind(eqn, args), Record(), state
+        return tracing.bind(eqn, args), Record(), state
     call = _Call(eqn.primitive, eqn.params, Remover(collector.wants))
 
     def silent(*args: Any) -> list[Any]:
@@ -254,7 +257,7 @@ def _foreign_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result
     return _with_derivative_of(walk, eqn, args, state, expanded, list, silent)
 
 
-silent_p: Any = compat.Primitive("lox_silent")
+silent_p: Any = primitives.Primitive("lox_silent")
 silent_p.multiple_results = True
 
 
@@ -279,21 +282,21 @@ def _types(*avals: Any, call: _Call) -> Any:
     return call.primitive.abstract_eval(*avals, **call.params)[0]
 
 
-compat.register_lowering(silent_p, compat.mlir.lower_fun(_run, multiple_results=True))
+rule_tables.register_lowering_as(silent_p, _run)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call) -> Any:
-    zero = compat.ad.Zero
-    given = [t for t in tangents if type(t) is not zero]
+    is_zero = ad.is_symbolic_zero
+    given = [t for t in tangents if not is_zero(t)]
     out_zeros: list[Any] = []
 
     def fun(*args: Any) -> Any:
         rest = iter(args[len(primals) :])
-        full = [t if type(t) is zero else next(rest) for t in tangents]
-        rule = compat.ad.primitive_jvps[call.primitive]
+        full = [t if is_zero(t) else next(rest) for t in tangents]
+        rule = rule_tables.jvp_rule(call.primitive)
         outs, out_tangents = rule(args[: len(primals)], tuple(full), **call.params)
-        out_zeros[:] = [t if type(t) is zero else None for t in out_tangents]
-        return list(outs), [t for t in out_tangents if type(t) is not zero]
+        out_zeros[:] = [t if is_zero(t) else None for t in out_tangents]
+        return list(outs), [t for t in out_tangents if not is_zero(t)]
 
     outs, nonzero = _silently(call, fun, [*primals, *given])
     rest = iter(nonzero)
@@ -311,7 +314,7 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call: _Call) -> list[Any]:
             next(rest) if is_ else x
             for x, is_ in zip((*cotangents, *args), is_given, strict=True)
         ]
-        rule = compat.ad.primitive_transposes[call.primitive]
+        rule = rule_tables.transpose_rule(call.primitive)
         count = len(cotangents)
         outs = rule(full[:count], *full[count:], **call.params)
         kept[:] = [x if _is_symbolic(x) else ... for x in outs]
@@ -322,7 +325,7 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call: _Call) -> list[Any]:
 
 
 def _is_symbolic(x: Any) -> bool:
-    return x is None or type(x) in (compat.ad.Zero, compat.ad.UndefinedPrimal)
+    return x is None or ad.is_symbolic_zero(x) or ad.is_linear_operand(x)
 
 
 def _batch(
@@ -331,7 +334,7 @@ def _batch(
     out_dims: list[Any] = []
 
     def fun(*args: Any) -> list[Any]:
-        rule = compat.batching_rule(call.primitive)
+        rule = rule_tables.batching_rule(call.primitive)
         outs, found = rule(axis_data, list(args), tuple(dims), **call.params)
         out_dims[:] = found
         return list(outs)
@@ -339,36 +342,43 @@ def _batch(
     return _silently(call, fun, args), out_dims
 
 
-compat.ad.primitive_jvps[silent_p] = _jvp
-compat.ad.primitive_transposes[silent_p] = _transpose
-compat.batching.fancy_primitive_batchers[silent_p] = _batch
+rule_tables.register_jvp(silent_p, _jvp)
+rule_tables.register_transpose(silent_p, _transpose)
+rule_tables.register_batching(silent_p, _batch)
 
 
 # --- derivatives of lineax' solves -------------------------------------------
 
 
-def _watched_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_jvp(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
     """As for `custom_linear_solve`: the solves for tangents log nothing more."""
 
     def is_own(primitive: Any, params: Any) -> bool:
         return _filtered(params) is not None and primitive.name != "noinline"
 
-    def wrapped(*args: Any, **params: Any) -> Any:
-        events = [event for x in compat.jaxprs_in(params) for event in events_of(x)]
-        if not events:
-            return rule(*args, **params)
-        watch = DerivativeRule(is_own, lines=lines_of(events))
-        return compat.watched(rule, watch)(*args, **params)
-
-    return wrapped
+    events = events_in(params)
+    if not events:
+        return rule(*args, **params)
+    watch = DerivativeRule(is_own, lines=lines_of(events))
+    return watches.watched(rule, watch)(*args, **params)
 
 
-def _watch_lineax(module: Any) -> None:
-    primitive = getattr(module, "linear_solve_p", None)
-    rules = getattr(_equinox("_primitive"), "_vprim_jvp_registry", {})
-    if primitive in rules:  # for what `vmap` makes of it
-        rules[primitive] = _watched_jvp(rules[primitive])
-    compat.wrap_rule("jvp", primitive, _watched_jvp)
+def _patch_of_lineax(module: Any) -> Patch:
+    primitive = module.linear_solve_p
+
+    def install() -> None:
+        rules = getattr(_equinox("_primitive"), "_vprim_jvp_registry", {})
+        if primitive in rules:  # for what `vmap` makes of it
+            rules[primitive] = functools.partial(_watched_jvp, rules[primitive])
+        rule_tables.wrap_rule("JVP", primitive, _watched_jvp, events_in)
+
+    return Patch(
+        "the JVP rule of `lineax.linear_solve`",
+        without="the solution of a linear system is logged again for each tangent",
+        instead="log outside of `lineax.linear_solve`",
+        install=install,
+        refuse=lambda patch: refuse(patch, primitive),
+    )
 
 
-when_imported("lineax._solve", _watch_lineax)
+when_imported("lineax._solve", lambda module: patches.add(_patch_of_lineax(module)))

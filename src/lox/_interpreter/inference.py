@@ -14,7 +14,7 @@ from typing import Any
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
-from lox._jax import compat
+from lox._jax import jaxprs
 
 from .rows import Record, rows_of
 from .taker import Taker
@@ -58,7 +58,7 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
 
     avals = [var.aval for var in eqn.invars]
     like = jaxprs_of(eqn)[0]
-    new, tree, _ = compat.trace(rows, avals, like)
+    new, tree, _ = jaxprs.trace(rows, avals, like)
     return tree.unflatten(new.out_avals)
 
 
@@ -68,7 +68,7 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
 
     def counts_of(jaxpr: Any) -> Counter[str]:
         """How often each key is logged; more than once is many."""
-        jaxpr = compat.open_jaxpr(jaxpr)
+        jaxpr = jaxprs.open_jaxpr(jaxpr)
         counts = known.get(jaxpr)
         if counts is None:
             counts = Counter[str]()

@@ -13,7 +13,7 @@ take them together, and `axis_index` has lanes of its own.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lox._jax import compat
+from lox._jax import batching_kinds, jaxprs, primitives
 
 from .walk import remembered
 
@@ -55,7 +55,7 @@ def _answers(levels: Sequence[int]) -> list[Answer]:
 
 def _through(jaxpr: Any, ins: Sequence[int]) -> list[int]:
     """The results of a jaxpr; they depend on its inputs and on nothing else."""
-    jaxpr = compat.open_jaxpr(jaxpr)
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
     found: list[int] = remembered(
         jaxpr, ("lanes of", bytes(ins)), lambda: _evaluate(jaxpr, ins)
     )
@@ -66,7 +66,7 @@ def _evaluate(jaxpr: Any, ins: Sequence[int]) -> list[int]:
     env: dict[Any, int] = dict(zip(jaxpr.invars, ins, strict=True))
 
     def read(atom: Any) -> int:
-        return _NO if isinstance(atom, compat.Literal) else env.get(atom, _NO)
+        return _NO if isinstance(atom, jaxprs.Literal) else env.get(atom, _NO)
 
     for eqn in jaxpr.eqns:
         if eqn.outvars:
@@ -80,7 +80,7 @@ def _through_equation(eqn: Any, ins: list[int]) -> list[int]:
     if rule is not None:
         return rule(eqn.params, ins)
     out = _MAYBE
-    kind = compat.batching_kind(eqn.primitive)
+    kind = batching_kinds.batching_kind(eqn.primitive)
     if kind == "nothing without lanes":
         out = min(max(ins, default=_NO), _MAYBE)
     elif kind == "plain" and not eqn.effects:
@@ -99,7 +99,7 @@ def _through_call(params: dict[str, Any], ins: list[int]) -> list[int]:
 
 
 def _through_scan(params: dict[str, Any], ins: list[int]) -> list[int]:
-    consts, carried, _ = compat.scan_sizes(params, len(ins))
+    consts, carried, _ = primitives.scan_sizes(params, len(ins))
     first, carry, xs = ins[:consts], ins[consts:][:carried], ins[consts + carried :]
 
     def body(carry: list[int]) -> list[int]:
@@ -148,8 +148,8 @@ def _fixed_point(
 
 
 _RULES: dict[Any, _Rule] = {
-    **dict.fromkeys(compat.call_primitives, _through_call),
-    compat.cond_p: _through_cond,
-    compat.scan_p: _through_scan,
-    compat.while_p: _through_while,
+    **dict.fromkeys(primitives.CALLS, _through_call),
+    primitives.cond_p: _through_cond,
+    primitives.scan_p: _through_scan,
+    primitives.while_p: _through_while,
 }

@@ -28,10 +28,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lox._jax import compat
+from lox._events.event import Event
+from lox._jax import batching, hijax, jaxprs, primitives, rule_tables, tracing
 
 from . import custom_rules, rules
-from .patches import _Guard, _Rewriter
+from .patches.guard import Guard
+from .patches.missing import events_in
+from .patches.rewriter import Rewriter
 from .rows import Record
 from .walk import Walk, as_array, before_walk, events_inside, events_of, remembered
 
@@ -45,37 +48,34 @@ def _merges_lanes(eqn: Any) -> bool:
 
 
 # The same as one of the primitives above.
-across_lanes_p: Any = compat.Primitive("lox_across_lanes")
+across_lanes_p: Any = primitives.Primitive("lox_across_lanes")
 across_lanes_p.def_impl(lambda x, *, like: like.impl(x))
 across_lanes_p.def_abstract_eval(lambda x, *, like: like.abstract_eval(x)[0])
-compat.register_lowering(
+rule_tables.register_lowering_as(across_lanes_p, lambda x, *, like: like.impl(x))
+rule_tables.register_batching(
     across_lanes_p,
-    compat.mlir.lower_fun(lambda x, *, like: like.impl(x), multiple_results=False),
+    lambda axis, args, dims, *, like: (across_lanes_p.bind(*args, like=like), None),
 )
-compat.batching.primitive_batchers[across_lanes_p] = lambda args, dims, *, like: (
-    across_lanes_p.bind(*args, like=like),
-    None,
-)
-compat.set_no_derivative(across_lanes_p)
+rule_tables.set_no_derivative(across_lanes_p)
 
 # Whether a lane runs the code around it. Where nothing tells lanes apart, it does: code
 # that is not run does not ask. So there is nothing to compute unless there is a `vmap`.
-active_p: Any = compat.Primitive("lox_active")
+active_p: Any = primitives.Primitive("lox_active")
 active_p.def_impl(lambda x: jnp.ones((), bool))
 active_p.def_abstract_eval(lambda x: x)
-compat.register_lowering(
-    active_p,
-    compat.mlir.lower_fun(lambda x: jnp.ones(x.shape, bool), multiple_results=False),
-)
+rule_tables.register_lowering_as(active_p, lambda x: jnp.ones(x.shape, bool))
 
 
-def _batch_active(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+def _batch_active(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any]
+) -> tuple[Any, Any]:
+    del axis
     (x,), (dim,) = args, dims
     return (active_p.bind(x), None) if dim is None else (x, dim)
 
 
-compat.batching.primitive_batchers[active_p] = _batch_active
-compat.set_no_derivative(active_p)
+rule_tables.register_batching(active_p, _batch_active)
+rule_tables.set_no_derivative(active_p)
 
 
 # --- programs ----------------------------------------------------------------
@@ -92,7 +92,7 @@ def guarded(jaxpr: Any) -> Any:
         return jaxpr
 
     def make() -> Any:
-        return compat.trace(
+        return jaxprs.trace(
             lambda *args: _evaluate(jaxpr, args)[0], jaxpr.in_avals, jaxpr
         )[0]
 
@@ -100,7 +100,7 @@ def guarded(jaxpr: Any) -> Any:
 
 
 def _has_any(jaxpr: Any) -> bool:
-    equations = compat.open_jaxpr(jaxpr).eqns
+    equations = jaxprs.open_jaxpr(jaxpr).eqns
     if any(map(_is_loop, equations)):
         return True
     return any(map(_merges_lanes, equations)) and bool(_merged(jaxpr))
@@ -108,9 +108,9 @@ def _has_any(jaxpr: Any) -> bool:
 
 def _is_loop(eqn: Any) -> bool:
     """Whether an equation is a loop with events that takes its lanes together."""
-    if eqn.primitive is not compat.while_p:
+    if eqn.primitive is not primitives.while_p:
         return False
-    cond = compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    cond = jaxprs.open_jaxpr(eqn.params["cond_jaxpr"])
     return any(map(_merges_lanes, cond.eqns)) and bool(events_inside(eqn))
 
 
@@ -126,12 +126,12 @@ def _merged(
         roots: other variables to treat like these.
         seeds: variables that depend on several lanes themselves.
     """
-    jaxpr = compat.open_jaxpr(jaxpr)
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
     sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     known: dict[Any, bool] = dict.fromkeys(seeds, True)
 
     def depends(atom: Any) -> bool:
-        if isinstance(atom, compat.Literal):
+        if isinstance(atom, jaxprs.Literal):
             return False
         if atom not in known and atom in sources:
             eqn = sources[atom]
@@ -156,7 +156,7 @@ def _may_decide(atom: Any) -> bool:
 
 def _is_elementary(eqn: Any) -> bool:
     return eqn.primitive.name in ("jit", "pjit") or not any(
-        True for _ in compat.jaxprs_in(eqn.params)
+        True for _ in jaxprs.jaxprs_in(eqn.params)
     )
 
 
@@ -185,17 +185,17 @@ def _evaluate(
     merged = _merged(jaxpr, jaxpr.outvars if with_own else (), own)
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, compat.Literal) else env[atom]
+        return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]
 
     def is_same(atom: Any) -> bool:
-        return isinstance(atom, compat.Literal) or atom not in own
+        return isinstance(atom, jaxprs.Literal) or atom not in own
 
     def read_own(atom: Any) -> Any:
         return read(atom) if is_same(atom) else own[atom]
 
     for eqn in jaxpr.eqns:
         ins = [read(atom) for atom in eqn.invars]
-        with compat.equation_context(eqn):
+        with tracing.equation_context(eqn):
             if any(var in merged for var in eqn.outvars):
                 outs, own_outs = _bind_both(eqn, ins, map(read_own, eqn.invars))
                 own.update(zip(eqn.outvars, own_outs, strict=True))
@@ -207,7 +207,7 @@ def _evaluate(
                 }
                 outs = _bind_guarded(eqn, ins, others)
             else:
-                outs = compat.bind(eqn, ins)
+                outs = tracing.bind(eqn, ins)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars)), list(map(read_own, jaxpr.outvars))
 
@@ -220,15 +220,15 @@ def _bind_guarded(eqn: Any, args: list[Any], own: dict[int, Any]) -> list[Any]:
         args: its inputs.
         own: those inputs that a lane by itself has another value of.
     """
-    if _is_loop(eqn) or (own and eqn.primitive is compat.while_p):
+    if _is_loop(eqn) or (own and eqn.primitive is primitives.while_p):
         return _guarded_loop(eqn, args, own)
-    if own and eqn.primitive is compat.cond_p:
-        return _guarded_cond(eqn, args, own[0]) if 0 in own else compat.bind(eqn, args)
-    kind = compat.kind_of(eqn)
+    if own and eqn.primitive is primitives.cond_p:
+        return _guarded_cond(eqn, args, own[0]) if 0 in own else tracing.bind(eqn, args)
+    kind = hijax.kind_of(eqn)
     if own and kind in _PASSING:
         state = list(own.values())
         return _PASSING[kind](_Passing(eqn, own), eqn, args, state)[0]
-    return compat.bind(eqn, args)
+    return tracing.bind(eqn, args)
 
 
 def _bind_both(
@@ -240,10 +240,10 @@ def _bind_both(
         (x,), (own_x,) = map(as_array, args), map(as_array, own)
         outs = [across_lanes_p.bind(x, like=eqn.primitive)]
         return outs, [eqn.primitive.impl(own_x)]
-    outs = compat.bind(eqn, args)
+    outs = tracing.bind(eqn, args)
     if eqn.primitive.name == "nonbatchable":  # an identity that refuses lanes
         return outs, own
-    return outs, compat.bind(eqn, own)
+    return outs, tracing.bind(eqn, own)
 
 
 def _guarded_cond(eqn: Any, args: Sequence[Any], own_index: Any) -> list[Any]:
@@ -253,15 +253,15 @@ def _guarded_cond(eqn: Any, args: Sequence[Any], own_index: Any) -> list[Any]:
         _guarded_branch(branch, i, jax.typeof(own_index))
         for i, branch in enumerate(eqn.params["branches"])
     )
-    return compat.bind(eqn, [index, own_index, *operands], branches=branches)
+    return tracing.bind(eqn, [index, own_index, *operands], branches=branches)
 
 
 def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
     def fun(index: Any, *args: Any) -> list[Any]:
-        return Walk(_Guard())(branch, args, active_p.bind(index == i))[0]
+        return Walk(Guard())(branch, args, active_p.bind(index == i))[0]
 
     def make() -> Any:
-        return compat.trace(fun, [index_aval, *branch.in_avals], branch)[0]
+        return jaxprs.trace(fun, [index_aval, *branch.in_avals], branch)[0]
 
     return remembered(branch, ("lanes", i, index_aval), make)
 
@@ -287,7 +287,7 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
     predicates = _predicates(cond)
 
     def new_cond(*args: Any) -> Any:
-        return args[0] if rotated else compat.evaluate(predicates, args)[0]
+        return args[0] if rotated else jaxprs.evaluate(predicates, args)[0]
 
     def new_body(*args: Any) -> list[Any]:
         of_cond, of_body = args[:cond_consts], args[cond_consts:consts]
@@ -295,12 +295,12 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
         again = list(args[consts + len(starts) :][:front])
         carry = args[-carried:]
         if not rotated:
-            again = compat.evaluate(predicates, [*of_cond, *carry])
+            again = jaxprs.evaluate(predicates, [*of_cond, *carry])
         runs = again[1]
         for i, start in zip(counters, first, strict=True):
             runs = runs & (carry[i] >= start)
         active = active_p.bind(runs)
-        walk = Walk(_Guard())
+        walk = Walk(Guard())
         outs, _, _ = walk(body, [*of_body, *carry], active)
         if not rotated:
             return outs
@@ -309,7 +309,7 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
 
     first: list[Any] = []
     if rotated:
-        first = compat.evaluate(predicates, [*args[:cond_consts], *args[consts:]])
+        first = jaxprs.evaluate(predicates, [*args[:cond_consts], *args[consts:]])
     carried = len(args) - consts
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     start_avals = list(map(jax.typeof, starts))
@@ -320,8 +320,8 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
         cond_avals = [*const_avals[:used], *carry_avals]
         body_avals = [*const_avals, *start_avals, *carry_avals]
         return {
-            "cond_jaxpr": compat.trace(new_cond, cond_avals, cond)[0],
-            "body_jaxpr": compat.trace(new_body, body_avals, body)[0],
+            "cond_jaxpr": jaxprs.trace(new_cond, cond_avals, cond)[0],
+            "body_jaxpr": jaxprs.trace(new_body, body_avals, body)[0],
             "cond_nconsts": used,
             "body_nconsts": consts + len(starts),
         }
@@ -329,7 +329,7 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
     key = "lanes", weakref.ref(cond), cond_consts, body_consts, *counters, *start_avals
     changes = remembered(body, key, make)
     operands = [*args[:used], *args[:consts], *starts, *first, *args[consts:]]
-    return compat.bind(eqn, operands, **changes)[front:]
+    return tracing.bind(eqn, operands, **changes)[front:]
 
 
 def _predicates(cond: Any) -> Any:
@@ -340,7 +340,7 @@ def _predicates(cond: Any) -> Any:
         return [together, as_array(own)]
 
     def make() -> Any:
-        return compat.trace(fun, cond.in_avals, cond)[0]
+        return jaxprs.trace(fun, cond.in_avals, cond)[0]
 
     return remembered(cond, "predicates", make)
 
@@ -350,7 +350,7 @@ def _predicates(cond: Any) -> Any:
 
 def _is_counter(jaxpr: Any, input: int, output: int) -> bool:
     """Whether an output of a loop's body is an input of it, or something more."""
-    jaxpr = compat.open_jaxpr(jaxpr)
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
     if jaxpr.invars[input].aval.dtype.kind not in "iu":
         return False
     sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
@@ -358,7 +358,7 @@ def _is_counter(jaxpr: Any, input: int, output: int) -> bool:
 
 
 def _counts(sources: dict[Any, Any], counter: Any, atom: Any) -> bool:
-    if isinstance(atom, compat.Literal):
+    if isinstance(atom, jaxprs.Literal):
         return False
     if atom is counter:
         return True
@@ -376,8 +376,8 @@ def _counts(sources: dict[Any, Any], counter: Any, atom: Any) -> bool:
         return all(map(counts, eqn.invars[1:]))
     if name == "add":
         x, y = eqn.invars
-        return isinstance(y, compat.Literal) and bool(y.val > 0) and counts(x)
-    if eqn.primitive is compat.cond_p:
+        return isinstance(y, jaxprs.Literal) and bool(y.val > 0) and counts(x)
+    if eqn.primitive is primitives.cond_p:
         output = eqn.outvars.index(atom)
         inputs = [i for i, operand in enumerate(eqn.invars[1:]) if counts(operand)]
         return all(
@@ -390,7 +390,7 @@ def _counts(sources: dict[Any, Any], counter: Any, atom: Any) -> bool:
 # --- a counter on its way to its loop ----------------------------------------
 
 
-class _Passed(_Rewriter):
+class _Passed(Rewriter):
     """Takes nothing: it is only known to be on the way."""
 
     constant_state = False
@@ -412,25 +412,25 @@ class _Passing(Walk):
     ) -> tuple[list[Any], Record, Any]:
         positions = self._positions
         if state is None:  # a backward rule, which has nothing to do with them
-            return compat.evaluate(closed, args), Record(), state
+            return jaxprs.evaluate(closed, args), Record(), state
         if len(closed.in_avals) < len(self._eqn.invars):  # a derivative rule
             consts = self._eqn.params.get("num_consts", 0)
             positions = [i - consts for i in positions]
         own = {i: x for i, x in zip(positions, state, strict=True) if i >= 0}
-        if self._eqn.primitive is not compat.scan_p:
+        if self._eqn.primitive is not primitives.scan_p:
             return _evaluate(closed, args, own_args=own)[0], Record(), state
         active = self._active(closed, args, own)
         if active is None:
-            return compat.evaluate(closed, args), Record(), state
-        outs, _, _ = Walk(_Guard())(closed, args, active)
+            return jaxprs.evaluate(closed, args), Record(), state
+        outs, _, _ = Walk(Guard())(closed, args, active)
         return outs, Record(), state
 
     def _active(self, closed: Any, args: Sequence[Any], own: dict[int, Any]) -> Any:
         """Whether a step of a scan is one that a lane by itself would make."""
         # scans in a scan, as in `kind="bounded"`, are steps together: not looked into
-        if any(map(compat.is_checkpoint_eqn, closed.jaxpr.eqns)):
+        if any(map(hijax.is_checkpoint_eqn, closed.jaxpr.eqns)):
             return None
-        consts, carry, _ = compat.scan_sizes(self._eqn.params, len(args))
+        consts, carry, _ = primitives.scan_sizes(self._eqn.params, len(args))
         runs = [
             args[i] >= start
             for i, start in own.items()
@@ -446,77 +446,73 @@ _PASSING: dict[str, Any] = {
     "closed_call": rules._call_rule,
     "remat2": rules._checkpoint_rule,
     "checkpoint": rules._checkpoint_rule,
-    compat.CHECKPOINT: rules._checkpoint_rule,
+    hijax.CHECKPOINT: rules._checkpoint_rule,
     "scan": rules._scan_rule,
     "custom_jvp_call": custom_rules._custom_jvp_rule,
     "custom_vjp_call": custom_rules._custom_vjp_rule,
-    compat.CUSTOM_VJP: custom_rules._custom_vjp_rule,
+    hijax.CUSTOM_VJP: custom_rules._custom_vjp_rule,
 }
 
 
 # --- before JAX batches a program --------------------------------------------
 
 
-def _guarded_jaxprs(rule: Callable[..., Any]) -> Callable[..., Any]:
+def guarded_jaxprs(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
     """For the batching of whatever has programs inside."""
-
-    def wrapped(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
-        for name in ("jaxpr", "body_jaxpr", "cond_jaxpr"):
-            if name in params:
-                params[name] = _guarded_inside(params[name])
-        prim = params.get("_prim")
-        if prim is not None and compat.is_checkpoint(prim):
-            params["_prim"] = compat.with_changed_jaxprs(prim, _guarded_inside)
-        if "branches" in params:
-            params["branches"] = tuple(map(_guarded_inside, params["branches"]))
-        return rule(axis_data, args, dims, **params)
-
-    return wrapped
+    for name in ("jaxpr", "body_jaxpr", "cond_jaxpr"):
+        if name in params:
+            params[name] = _guarded_inside(params[name])
+    prim = params.get("_prim")
+    if prim is not None and hijax.is_checkpoint(prim):
+        params["_prim"] = jaxprs.with_changed_jaxprs(prim, _guarded_inside)
+    if "branches" in params:
+        params["branches"] = tuple(map(_guarded_inside, params["branches"]))
+    return rule(*args, **params)
 
 
 def _guarded_inside(jaxpr: Any) -> Any:
     if not events_of(jaxpr) or not _has_any(jaxpr):
         return jaxpr
-    return compat.rewritten(jaxpr, guarded)
+    return jaxprs.rewritten(jaxpr, guarded)
 
 
-def _guarded_while(rule: Callable[..., Any]) -> Callable[..., Any]:
+def guarded_while(
+    rule: Callable[..., Any],
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    **params: Any,
+) -> Any:
     """For the batching of a loop, which may be such a loop itself."""
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    if not any(map(_merges_lanes, jaxprs.open_jaxpr(cond).eqns)):
+        return guarded_jaxprs(rule, axis_data, args, dims, **params)
+    counts = params["cond_nconsts"], params["body_nconsts"]
 
-    def wrapped(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
-        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        logs = events_of(cond) or events_of(body)
-        if not logs or not any(map(_merges_lanes, compat.open_jaxpr(cond).eqns)):
-            return _guarded_jaxprs(rule)(axis_data, args, dims, **params)
-        counts = params["cond_nconsts"], params["body_nconsts"]
+    def make() -> Any:
+        carry = body.in_avals[counts[1] :]
+        consts = [*cond.in_avals[: counts[0]], *body.in_avals[: counts[1]]]
+        return guarded(
+            jaxprs.trace(
+                lambda *args: primitives.while_p.bind(*args, **params),
+                [*consts, *carry],
+                body,
+            )[0]
+        )
 
-        def make() -> Any:
-            carry = body.in_avals[counts[1] :]
-            consts = [*cond.in_avals[: counts[0]], *body.in_avals[: counts[1]]]
-            return guarded(
-                compat.trace(
-                    lambda *args: compat.while_p.bind(*args, **params),
-                    [*consts, *carry],
-                    body,
-                )[0]
-            )
-
-        loop = remembered(body, ("batched", weakref.ref(cond), counts), make)
-        return compat.batch(loop, axis_data, args, dims)
-
-    return wrapped
+    loop = remembered(body, ("batched", weakref.ref(cond), counts), make)
+    return batching.batch(loop, axis_data, args, dims)
 
 
-def install() -> None:
-    for primitive in (
-        compat.scan_p,
-        compat.cond_p,
-        compat.jit_p,
-        compat.checkpoint_p,
-        compat.hijax_p,
-    ):
-        compat.wrap_rule("batching", primitive, _guarded_jaxprs)
-    compat.wrap_rule("batching", compat.while_p, _guarded_while)
+def events_with_lanes_merged(params: dict[str, Any]) -> tuple[Event, ...]:
+    """The events inside an equation that has such a loop or branch inside."""
+    events = events_in(params)
+    merges = events and any(map(_merges_inside, jaxprs.jaxprs_in(params)))
+    return events if merges else ()
 
 
-install()
+def _merges_inside(jaxpr: Any) -> bool:
+    return any(
+        _merges_lanes(eqn) or any(map(_merges_inside, jaxprs.jaxprs_in(eqn.params)))
+        for eqn in jaxprs.open_jaxpr(jaxpr).eqns
+    )

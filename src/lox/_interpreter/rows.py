@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._events.event import Event, Operands
-from lox._jax import compat
+from lox._jax import array_types
 from lox._jax.numbers import Literal, Literals
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import logdict
@@ -216,7 +216,7 @@ def outline(record: Record, numbers: bool = True) -> Any:
             list(rows.steps),
             rows.mask is None,
             [
-                (x.shape, x.dtype, compat.varying_axes(x))
+                (x.shape, x.dtype, array_types.varying_axes(x))
                 for x in map(_type_of, jax.tree.leaves(rows))
             ],
         )
@@ -318,11 +318,12 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
     ]
     flat = [jax.tree.flatten(rows) for rows in alike]
     varying = [
-        frozenset().union(*(compat.varying_axes(jax.typeof(x)) for x in column))
+        frozenset().union(*(array_types.varying_axes(jax.typeof(x)) for x in column))
         for column in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
     return [
-        tree.unflatten(map(compat.vary_like, leaves, varying)) for leaves, tree in flat
+        tree.unflatten(map(array_types.vary_like, leaves, varying))
+        for leaves, tree in flat
     ]
 
 
@@ -374,7 +375,7 @@ def _blank(model: Rows, length: int) -> Rows:
 
 def _zeros(like: Any, length: int) -> Any:
     aval = jax.typeof(like)
-    return compat.zeros_of_aval(aval.update(shape=(length, *aval.shape[1:])))
+    return array_types.zeros_of_aval(aval.update(shape=(length, *aval.shape[1:])))
 
 
 # --- to the user -------------------------------------------------------------

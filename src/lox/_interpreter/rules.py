@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import UnboundedLoopError, UnsupportedPrimitiveError
-from lox._jax import compat
+from lox._jax import array_types, hijax, jaxprs, primitives, tracing
 
 from .rows import Record, Rows, join, of_any, outline, unify
 from .walk import State, Walk, rule
@@ -26,31 +26,31 @@ def _jit_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     new, tree = walk.rebuilt(old, state)
     leaves = jax.tree.leaves(state)
     more = len(new.out_avals) - len(old.out_avals)
-    params = compat.jit_params(eqn.params, len(leaves), more)
-    return tree.unflatten(compat.bind(eqn, [*leaves, *args], jaxpr=new, **params))
+    params = primitives.jit_params(eqn.params, len(leaves), more)
+    return tree.unflatten(tracing.bind(eqn, [*leaves, *args], jaxpr=new, **params))
 
 
 @rule("closed_call", "core_call", "eval_jaxpr")
 def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    return walk(compat.close(eqn.params["call_jaxpr"]), args, state)
+    return walk(jaxprs.close(eqn.params["call_jaxpr"]), args, state)
 
 
-@rule("remat2", "checkpoint", compat.CHECKPOINT)
+@rule("remat2", "checkpoint", hijax.CHECKPOINT)
 def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    old = compat.checkpoint_jaxpr(eqn)
+    old = hijax.checkpoint_jaxpr(eqn)
     if not eqn.outvars:  # JAX drops a checkpoint of nothing, effects and all
-        return walk(compat.close(old), args, state)
+        return walk(jaxprs.close(old), args, state)
     new, tree = walk.rebuilt(old, state)
-    jaxpr, consts = compat.constants_to_inputs(new)
+    jaxpr, consts = jaxprs.constants_to_inputs(new)
     front = [*consts, *jax.tree.leaves(state)]
-    params = compat.checkpoint_params(eqn, jaxpr, len(front))
-    return tree.unflatten(compat.bind(eqn, [*front, *args], **params))
+    params = hijax.checkpoint_params(eqn, jaxpr, len(front))
+    return tree.unflatten(tracing.bind(eqn, [*front, *args], **params))
 
 
 @rule("scan")
 def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old = eqn.params["jaxpr"]
-    consts, carry, xs = compat.scan_sizes(eqn.params, len(args))
+    consts, carry, xs = primitives.scan_sizes(eqn.params, len(args))
 
     def body(state: State, *args: Any) -> Any:
         outs, record, state = walk(old, args, state)
@@ -62,11 +62,11 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     leaves = jax.tree.leaves(state)
     carried = len(leaves) + carry
     # as JAX does: a scanned input that is logged as it is needs no loop
-    new, forwarded = compat.without_forwarded(new, consts + carried, carried)
+    new, forwarded = jaxprs.without_forwarded(new, consts + carried, carried)
     ys = len(new.out_avals) - carried
-    params = compat.scan_params(eqn.params, consts, carried, xs, ys)
+    params = primitives.scan_params(eqn.params, consts, carried, xs, ys)
     args = [*args[:consts], *leaves, *args[consts:]]
-    results = iter(compat.bind(eqn, args, jaxpr=new, **params))
+    results = iter(tracing.bind(eqn, args, jaxpr=new, **params))
     outs = [
         args[forwarded[i]] if i in forwarded else next(results)
         for i in range(tree.num_leaves)
@@ -86,7 +86,7 @@ def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
 def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """A condition that logs is evaluated before the loop and at the end of its body."""
     if walk.collector.types_only:
-        return compat.bind(eqn, args), _rows_of_while(walk, eqn), state
+        return tracing.bind(eqn, args), _rows_of_while(walk, eqn), state
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
@@ -112,7 +112,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         inputs = [*inner[:cond_consts], *args[front:]]
         running = args[0] if rotated else None
         if batched and not rotated:
-            (running,) = compat.evaluate(cond, inputs)
+            (running,) = jaxprs.evaluate(cond, inputs)
         outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
         records = [record]
         go: list[Any] = []
@@ -131,15 +131,15 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
     def new_cond(*args: Any) -> Any:
         inputs = [*args[:cond_consts], *args[cond_consts + front :]]
-        (go,) = args[:1] if rotated else compat.evaluate(cond, inputs)
+        (go,) = args[:1] if rotated else jaxprs.evaluate(cond, inputs)
         return jnp.any(go) if batched else go
 
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
     used = [] if rotated else const_avals[:cond_consts]
-    body_jaxpr, _, _ = compat.trace(new_body, [*const_avals, *avals], body)
-    cond_jaxpr, _, _ = compat.trace(new_cond, [*used, *avals], cond)
-    outs = compat.bind(
+    body_jaxpr, _, _ = jaxprs.trace(new_body, [*const_avals, *avals], body)
+    cond_jaxpr, _, _ = jaxprs.trace(new_cond, [*used, *avals], cond)
+    outs = tracing.bind(
         eqn,
         [*consts[: len(used)], *consts, *first, *leaves, *carry],
         cond_jaxpr=cond_jaxpr,
@@ -205,7 +205,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             for i, branch in enumerate(branches)
         ]
     index, *operands = args
-    outs = compat.bind(
+    outs = tracing.bind(
         eqn,
         [index, *jax.tree.leaves(state), *operands],
         branches=tuple(new for new, _ in traced),
@@ -228,7 +228,7 @@ def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
 
 def _stand_in(rows: Rows) -> Rows:
     """Rows of another branch, of which only the types matter."""
-    return rows.arrays(compat.zeros_of_aval)
+    return rows.arrays(array_types.zeros_of_aval)
 
 
 def _alike(records: Sequence[Record]) -> bool:
@@ -241,8 +241,8 @@ def _alike(records: Sequence[Record]) -> bool:
 def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """Rows, and what belongs to keys, have a lane axis over the devices of the mesh."""
     params = eqn.params
-    old = compat.close(params["jaxpr"])
-    mesh, axes = params["mesh"], compat.manual_axes(params)
+    old = jaxprs.close(params["jaxpr"])
+    mesh, axes = params["mesh"], primitives.manual_axes(params)
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)

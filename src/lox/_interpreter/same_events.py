@@ -11,7 +11,7 @@ from typing import Any
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import compat
+from lox._jax import jaxprs, partial_eval, primitives
 
 from .walk import events_inside, events_of, without_events
 
@@ -31,8 +31,8 @@ _INLINED = {
 
 def _called(eqn: Any) -> Any:
     """The jaxpr that is as good as an equation, or None."""
-    if compat.hijax(eqn) is not None:
-        return compat.expanded_hijax(eqn)
+    if jaxprs.hijax(eqn) is not None:
+        return jaxprs.expanded_hijax(eqn)
     name = _INLINED.get(eqn.primitive.name)
     return None if name is None else eqn.params[name]
 
@@ -56,7 +56,7 @@ def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool
 
     def events(closed: Any) -> Hashable:
         quiet = without_events(closed, lambda event: not wants(event))
-        return numbers.of_program(*compat.only_effects(quiet))
+        return numbers.of_program(*partial_eval.only_effects(quiet))
 
     return events(first) == events(second)
 
@@ -91,7 +91,7 @@ class _Numbers:
         env: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Any:
-            if isinstance(atom, compat.Literal):
+            if isinstance(atom, jaxprs.Literal):
                 return "literal", atom.aval, _constant(atom.val)
             return env[atom]
 
@@ -104,10 +104,10 @@ class _Numbers:
                 if event.keys:
                     events.append((_free(event), ins[: len(ins) - event.anchors]))
             elif called is not None:
-                inner, consts = compat.constants_to_inputs(called)
+                inner, consts = jaxprs.constants_to_inputs(called)
                 outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)
             else:
-                params = tuple(sorted(compat.comparable_params(eqn).items()))
+                params = tuple(sorted(primitives.comparable_params(eqn).items()))
                 key = (eqn.primitive, self._static(params), ins)
                 number = self._table.setdefault(key, len(self._table))
                 outs = [(number, i) for i in range(len(eqn.outvars))]
@@ -120,8 +120,8 @@ class _Numbers:
         """A parameter, in a form that is equal for equal ones."""
         if isinstance(value, tuple | list):
             return tuple(map(self._static, value))
-        if compat.is_jaxpr(value):
-            return self.of_program(*compat.constants_to_inputs(value))
+        if jaxprs.is_jaxpr(value):
+            return self.of_program(*jaxprs.constants_to_inputs(value))
         return _constant(value)
 
 

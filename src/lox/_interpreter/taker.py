@@ -10,7 +10,7 @@ from lox._errors import LoxTypeError, LoxValueError, LoxWarning
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
-from lox._jax import compat
+from lox._jax import tracing
 from lox._reduce import reductions
 from lox._source import Source, user_line
 
@@ -123,7 +123,7 @@ def _warn_of_rule(keys: list[str], source: Source) -> None:
     )
 
 
-is_outermost = compat.at_top_level
+is_outermost = tracing.at_top_level
 
 
 def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) -> None:

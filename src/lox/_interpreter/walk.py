@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import compat
+from lox._jax import callbacks, hijax, jaxprs, rule_sources, tracing
 
 from .rows import Record, join
 
@@ -137,7 +137,7 @@ def foreign_rule(find: Callable[[Any], Rule | None]) -> Callable[[Any], Rule | N
 
 
 def _found_rule(eqn: Any) -> Rule | None:
-    kind = compat.kind_of(eqn)
+    kind = hijax.kind_of(eqn)
     if kind in _rules:
         return _rules[kind]
     found = (find(eqn) for find in _rule_finders)
@@ -160,7 +160,7 @@ def jaxprs_of(eqn: Any) -> list[Any]:
     """Every jaxpr that an equation may run."""
     if eqn.primitive.name in _foreign:
         return _foreign[eqn.primitive.name](eqn)
-    return list(compat.jaxprs_of(eqn))
+    return list(jaxprs.jaxprs_of(eqn))
 
 
 # How to change the parameters of an equation that logs nothing itself, but whose
@@ -211,12 +211,12 @@ class Walk:
         last_use = _last_uses(jaxpr)
         places = _contents_of(jaxpr).places
 
-        copy = compat.equation_copier()
+        copy = tracing.equation_copier()
         # where only types matter, what logs nothing need not be evaluated at all
-        unknown = compat.unknown_values() if self.collector.types_only else None
+        unknown = tracing.unknown_values() if self.collector.types_only else None
 
         def read(atom: Any) -> Any:
-            if isinstance(atom, compat.Literal):
+            if isinstance(atom, jaxprs.Literal):
                 return atom.val
             if unknown is not None and atom not in env:
                 env[atom] = unknown(atom.aval)
@@ -234,7 +234,7 @@ class Walk:
                         env.pop(atom, None)
                     continue
             ins = [read(atom) for atom in eqn.invars]
-            with compat.equation_context(eqn):
+            with tracing.equation_context(eqn):
                 if eqn.primitive is log_p:
                     event = eqn.params["event"]
                     if self.collector.wants(event):
@@ -245,11 +245,11 @@ class Walk:
                         log_p.bind(*ins, event=event)
                     outs: list[Any] = []
                 elif i not in places:
-                    outs = compat.bind(eqn, ins)
+                    outs = tracing.bind(eqn, ins)
                 elif not self.wants_inside(eqn):
-                    clean = _hidden_rules.get(compat.kind_of(eqn))
+                    clean = _hidden_rules.get(hijax.kind_of(eqn))
                     changes = clean(self, eqn) if clean else {}
-                    outs = compat.bind(eqn, ins, **changes)
+                    outs = tracing.bind(eqn, ins, **changes)
                 else:
                     part = self.collector.part(state, eqn)
                     outs, record, part = self.rule_for(eqn)(self, eqn, ins, part)
@@ -270,7 +270,7 @@ class Walk:
         """Whether the collector wants any event in the jaxprs of an equation."""
         if self.collector.constant_state and has_hidden_rules(eqn):
             return True  # nobody knows yet, and only a rule can hand the state on
-        if compat.kind_of(eqn) not in _hidden_rules and has_hidden_rules(eqn):
+        if hijax.kind_of(eqn) not in _hidden_rules and has_hidden_rules(eqn):
             return True  # to reach the custom functions inside
         return any(self.collector.wants(event) for event in events_inside(eqn))
 
@@ -311,7 +311,7 @@ class Walk:
         Returns:
             A closed jaxpr, and the structure of its result.
         """
-        closed = compat.close(like)
+        closed = jaxprs.close(like)
         leaves, tree = jax.tree.flatten(state)
         inside = tuple(map(jax.typeof, leaves))
         memo_key = (id(like), tree, inside, at, key)
@@ -327,7 +327,7 @@ class Walk:
                 return fun(inner, *rest)
 
             avals = [*closed.in_avals[:at], *inside, *closed.in_avals[at:]]
-            new, out_tree, _ = compat.trace(flat, avals, like)
+            new, out_tree, _ = jaxprs.trace(flat, avals, like)
             kept = self._memo[memo_key] = (like, (new, out_tree))
         return kept[1]
 
@@ -335,7 +335,7 @@ class Walk:
         """A jaxpr, closed or not, whose events the collector has received."""
 
         def make() -> Any:
-            return compat.rewritten(jaxpr, lambda x: self.rebuilt(x, ())[0])
+            return jaxprs.rewritten(jaxpr, lambda x: self.rebuilt(x, ())[0])
 
         if not self.wants_in(jaxpr) and not hides_rules(jaxpr):
             return jaxpr
@@ -350,7 +350,7 @@ _made: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDiction
 def remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
     """`make()`, or what it gave for this jaxpr and key before."""
     kept = _made.setdefault(jaxpr, {})
-    key = (key, compat.trace_context())
+    key = (key, tracing.trace_context())
     if key not in kept:
         kept[key] = make()
     return kept[key]
@@ -386,7 +386,7 @@ _contents: "weakref.WeakKeyDictionary[Any, _Contents]" = weakref.WeakKeyDictiona
 
 
 def _contents_of(jaxpr: Any) -> _Contents:
-    key = compat.open_jaxpr(jaxpr)
+    key = jaxprs.open_jaxpr(jaxpr)
     found = _contents.get(key)
     if found is None:
         events: dict[Event, None] = {}
@@ -401,7 +401,7 @@ def _contents_of(jaxpr: Any) -> _Contents:
             inside = [_contents_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
             hides = _hides_rules_itself(eqn) or any(one.hides_rules for one in inside)
             hides_rules |= hides
-            host += compat.host_functions_of(eqn)
+            host += callbacks.host_functions_of(eqn)
             for one in inside:
                 events.update(dict.fromkeys(one.events))
                 host += one.host_functions
@@ -427,7 +427,7 @@ def host_functions_in(jaxpr: Any) -> tuple[Any, ...]:
 
 def equations_with_events(jaxpr: Any) -> list[Any]:
     """The equations that log, or have something inside that may."""
-    equations = compat.open_jaxpr(jaxpr).eqns
+    equations = jaxprs.open_jaxpr(jaxpr).eqns
     return [equations[i] for i in sorted(_contents_of(jaxpr).places)]
 
 
@@ -439,8 +439,8 @@ def has_hidden_rules(eqn: Any) -> bool:
 
 
 def _hides_rules_itself(eqn: Any) -> bool:
-    kind = compat.kind_of(eqn)
-    return kind in _hidden_rules and not compat.rules_of_jax(eqn)
+    kind = hijax.kind_of(eqn)
+    return kind in _hidden_rules and not rule_sources.rules_of_jax(eqn)
 
 
 def hides_rules(jaxpr: Any) -> bool:
@@ -461,10 +461,10 @@ def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
     last: dict[Any, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
         for atom in (*eqn.invars, *eqn.outvars):
-            if not isinstance(atom, compat.Literal):
+            if not isinstance(atom, jaxprs.Literal):
                 last[atom] = i
     for atom in jaxpr.outvars:
-        if not isinstance(atom, compat.Literal):
+        if not isinstance(atom, jaxprs.Literal):
             last.pop(atom, None)
     uses: dict[int, list[Any]] = {}
     for atom, i in last.items():
@@ -500,8 +500,8 @@ def _rewrite_rule(
     walk: Walk, eqn: Any, args: list[Any], state: State
 ) -> tuple[list[Any], Record, State]:
     """Without rows and a state, it is enough to make every jaxpr inside anew."""
-    params = compat.map_jaxprs(eqn.params, walk.rewritten)
-    return compat.bind(eqn, args, **params), Record(), state
+    params = jaxprs.map_jaxprs(eqn.params, walk.rewritten)
+    return tracing.bind(eqn, args, **params), Record(), state
 
 
 def without_events(closed: Any, wants: Callable[[Event], bool] | None = None) -> Any:

@@ -1,1 +1,5 @@
-"""JAX's private and versioned side."""
+"""JAX's private and versioned side.
+
+No other package imports `jax._src` or touches a table of JAX's rules: the others would
+survive a release of JAX.
+"""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from lox._errors import LoxTypeError
-from lox._jax import compat
+from lox._jax import tracing
 
 
 def check_modules(fun: Any, trace: Any) -> None:
@@ -24,7 +24,7 @@ def check_modules(fun: Any, trace: Any) -> None:
             continue
         leaves = jax.tree_util.tree_leaves_with_path(list(variables_of(module)))
         for path, leaf in leaves:
-            if compat.is_tracer_of(leaf, trace):
+            if tracing.is_tracer_of(leaf, trace):
                 variable = jax.tree_util.keystr(path[1:], simple=True, separator="/")
                 raise LoxTypeError(
                     f"{getattr(fun, '__name__', fun)} writes a traced value to "

@@ -327,9 +327,9 @@ def _with_time(array: Any, axis: int) -> Any:
 
 def _index(array: Any, i: int, axis: int) -> Any:
     if is_jax_array(array):
-        from lox._jax import compat
+        from lox._jax import array_types
 
-        if compat.is_split(imported_jax().typeof(array)):
+        if array_types.is_split(imported_jax().typeof(array)):
             return _take(array, i, axis)  # JAX does not index axes that are split
     return _at(array, i, axis)
 

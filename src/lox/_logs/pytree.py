@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.tree_util import DictKey, GetAttrKey
 
-from lox._jax import compat
+from lox._jax import export
 
 from .key import KeyInfo
 from .logdict import logdict
@@ -20,9 +20,7 @@ def register(jax: ModuleType) -> None:
         logdict, _flatten_with_keys, _unflatten, _flatten
     )
     # as JSON, which can do no harm
-    compat.register_export(
-        logdict, "lox.logdict", _serialize_layout, _deserialize_layout
-    )
+    export.register_node(logdict, "lox.logdict", _serialize_layout, _deserialize_layout)
 
 
 _new, _update = dict.__new__, dict.update

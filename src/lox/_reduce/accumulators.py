@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import LoxTypeError
-from lox._jax import compat
+from lox._jax import array_types
 
 from .custom import UserAccumulator
 from .reductions import Reduction, inexact_dtype
@@ -149,9 +149,9 @@ _Sum = tuple[Any, Any, Any]
 
 def _no_sum(kind: Any, dtype: Any) -> _Sum:
     return (
-        compat.strong_zeros(kind, dtype),
-        compat.strong_zeros(kind, dtype),
-        compat.strong_zeros(kind, dtype),
+        array_types.strong_zeros(kind, dtype),
+        array_types.strong_zeros(kind, dtype),
+        array_types.strong_zeros(kind, dtype),
     )
 
 
@@ -190,7 +190,7 @@ def _sum_dtype(dtype: Any) -> Any:
 def _sum_init(kind: Any) -> Any:
     if jnp.issubdtype(kind.dtype, jnp.inexact):
         return _mean_init(kind)
-    return compat.strong_zeros(kind, _sum_dtype(kind.dtype))
+    return array_types.strong_zeros(kind, _sum_dtype(kind.dtype))
 
 
 def _sum_update(carried: Any, x: Any, number: Any) -> Any:
@@ -234,7 +234,7 @@ def _var_init(kind: Any) -> _Moments:
     wide = _wide(kind.dtype)
     real = jnp.zeros((), wide).real.dtype
     return _Moments(
-        compat.strong_zeros(kind, wide), _no_sum(kind, wide), _no_sum(kind, real)
+        array_types.strong_zeros(kind, wide), _no_sum(kind, wide), _no_sum(kind, real)
     )
 
 
@@ -285,7 +285,7 @@ def _extreme(name: str) -> _Leaf:
 
     def init(kind: Any) -> Any:
         dtype = ordered(kind.dtype)
-        zeros = compat.strong_zeros(kind, dtype)
+        zeros = array_types.strong_zeros(kind, dtype)
         if jnp.issubdtype(dtype, jnp.integer):
             info = jnp.iinfo(dtype)
             worst: Any = info.max if name == "min" else info.min
@@ -310,13 +310,13 @@ _LEAVES = {
     "min": _extreme("min"),
     "max": _extreme("max"),
     "first": _Leaf(
-        compat.strong_zeros,
+        array_types.strong_zeros,
         lambda carried, x, number: jnp.where(number == 0, x, carried),
         lambda carried, number, dtype: carried,
         counts=True,
     ),
     "last": _Leaf(
-        compat.strong_zeros,
+        array_types.strong_zeros,
         lambda carried, x, number: x,
         lambda carried, number, dtype: carried,
     ),

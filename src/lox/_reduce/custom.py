@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import LoxValueError, ShapeError
-from lox._jax import compat
+from lox._jax import array_types
 
 from .reductions import Reduction
 
@@ -33,7 +33,7 @@ class UserAccumulator:
         self._lane_sizes = types[0].shape[:lanes]
         self._value_tree = tree
         value = tree.unflatten(
-            [compat.strong_zeros(_own_type(kind, lanes)) for kind in types]
+            [array_types.strong_zeros(_own_type(kind, lanes)) for kind in types]
         )
         try:
             start = _agreed_start(reduction, value, where)
@@ -46,7 +46,7 @@ class UserAccumulator:
             raise
         leaves, self._tree = jax.tree.flatten(start)
         self._start = [
-            compat.sharded_like(x, kind)
+            array_types.sharded_like(x, kind)
             for x, kind in zip(leaves, self._update.out_avals, strict=True)
         ]
         self._held = [*self._start, *self._update.consts, *self._finish.consts]
@@ -123,7 +123,7 @@ def _agreed_start(reduction: Reduction, value: Any, where: str) -> Any:
 
 
 def _plain_zeros(kind: Any) -> Any:
-    return compat.zeros_of_aval(compat.plain_type(kind))
+    return array_types.zeros_of_aval(array_types.plain_type(kind))
 
 
 def _describe(state: Any) -> str:
@@ -145,7 +145,7 @@ def _adopt(start: Any, after: Any) -> Any:
 
 def _own_type(kind: Any, lanes: int) -> Any:
     for _ in range(lanes):
-        kind = compat.row_type(kind)
+        kind = array_types.row_type(kind)
     return kind
 
 
@@ -171,7 +171,7 @@ def fold_stacked(
         The leaves of the reduced value, and its structure.
     """
     rows = [jnp.asarray(leaf) for leaf in leaves]
-    types = [compat.row_type(jax.typeof(leaf)) for leaf in rows]
+    types = [array_types.row_type(jax.typeof(leaf)) for leaf in rows]
     one = UserAccumulator(reduction, tree, types, lanes, repr(key))
 
     def body(carried: Any, row: Any) -> tuple[Any, None]:

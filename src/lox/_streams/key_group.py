@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._interpreter.rows import Rows, as_types
-from lox._jax import compat
+from lox._jax import array_types
 from lox._reduce.accumulators import Accumulator, accumulator
 from lox._source import Source
 
@@ -69,7 +69,7 @@ class Stream:
         self.rows = {key: _one_row(one) for key, one in rows.items()}
         self._varying = frozenset[Any]().union(
             *(
-                compat.varying_axes(leaf)
+                array_types.varying_axes(leaf)
                 for one in self.rows.values()
                 for leaf in jax.tree.leaves(one)
             )
@@ -77,9 +77,9 @@ class Stream:
 
         def lane_type(kind: Any) -> Any:
             for _ in range(self.lanes if self.apart else 0):
-                kind = compat.row_type(kind)
+                kind = array_types.row_type(kind)
             # on a device of a mesh, nothing is split any more
-            return compat.plain_type(kind) if first.devices else kind
+            return array_types.plain_type(kind) if first.devices else kind
 
         self._types = {
             key: [lane_type(leaf) for leaf in one.leaves]
@@ -121,8 +121,8 @@ class Stream:
 
         def spread(x: Any) -> Any:
             if self.apart:
-                x = compat.with_lanes(x, like, self.lanes)
-            return compat.vary_like(x, self._varying)
+                x = array_types.with_lanes(x, like, self.lanes)
+            return array_types.vary_like(x, self._varying)
 
         return jax.tree.map(spread, self._start())
 
@@ -136,7 +136,7 @@ class Stream:
                 key: one.init() for key, one in self._accumulators.items()
             }
             state["steps"] = {
-                name: compat.strong_zeros(kind)
+                name: array_types.strong_zeros(kind)
                 for name, kind in self._step_types.items()
             }
         if self.size is not None:
@@ -173,7 +173,7 @@ class Stream:
         if self.apart and held:
             like = jax.typeof(held[0])
             event = jax.tree.map(
-                lambda x: compat.with_lanes_of(x, like, first.lanes), event
+                lambda x: array_types.with_lanes_of(x, like, first.lanes), event
             )
         fold = self._mapped(self._fold, first.lanes)
         new, due = fold(state, *event)
@@ -374,9 +374,9 @@ class Stream:
             new, _ = self._fold(state, values, steps, i < number)
             return jax.tree.map(_like, new, state), None
 
-        here = [compat.varying_axes(jax.typeof(x)) for x in jax.tree.leaves(rows)]
+        here = [array_types.varying_axes(jax.typeof(x)) for x in jax.tree.leaves(rows)]
         varying = frozenset[Any]().union(*here)
-        start = jax.tree.map(lambda x: compat.vary_like(x, varying), self._start())
+        start = jax.tree.map(lambda x: array_types.vary_like(x, varying), self._start())
         length = next(iter(jax.tree.leaves(rows["rows"]))).shape[0]
         scanned = rows["rows"], rows["row_steps"], jnp.arange(length)
         state, _ = jax.lax.scan(body, start, scanned)
@@ -401,11 +401,11 @@ def _one_row(rows: Rows) -> Rows:
     """The types of one row, of those of all."""
     if not rows.stacked:
         return rows
-    return dataclasses.replace(rows.arrays(compat.row_type), stacked=False)
+    return dataclasses.replace(rows.arrays(array_types.row_type), stacked=False)
 
 
 def _buffer(kind: Any, size: int) -> Any:
-    return compat.zeros_of_aval(compat.rows_type(kind, size))
+    return array_types.zeros_of_aval(array_types.rows_type(kind, size))
 
 
 def _like(new: Any, old: Any) -> Any:
@@ -413,7 +413,7 @@ def _like(new: Any, old: Any) -> Any:
     aval = jax.typeof(old)
     if new.dtype != aval.dtype or jax.typeof(new).weak_type:
         new = jax.lax.convert_element_type(new, aval.dtype)
-    return compat.vary_like(new, compat.varying_axes(aval))
+    return array_types.vary_like(new, array_types.varying_axes(aval))
 
 
 def _both(first: Any, second: Any) -> Any:

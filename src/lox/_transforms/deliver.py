@@ -24,7 +24,7 @@ from lox._interpreter.rows import (
 )
 from lox._interpreter.taker import Taker, check_number, check_prefix, check_window
 from lox._interpreter.walk import State, Walk
-from lox._jax import compat
+from lox._jax import array_types, host
 from lox._logs.key import all_tags
 from lox._reduce import reductions
 from lox._source import Source
@@ -201,7 +201,7 @@ class _Tapper(Taker):
             if stream.holds:
                 left = state[name]
                 if stream.apart:  # the callback gets whole values in any case
-                    left = jax.tree.map(compat.whole, left)
+                    left = jax.tree.map(array_types.whole, left)
                 self._deliver_batch(
                     stream, left, None, stream.lanes, stream.source, state.get(RUN)
                 )
@@ -276,7 +276,7 @@ class _Tapper(Taker):
         if run is not None:
             event, operands = with_run(event, operands, run)
         # XLA crashes on order where only some axes of a mesh are manual
-        ordered = self._ordered and not compat.partly_manual()
+        ordered = self._ordered and not array_types.partly_manual()
         event = event.renamed(self._prefix)
         event = dataclasses.replace(
             event, sink=self._sink, ordered=ordered, several=marks, quiet=False
@@ -311,14 +311,14 @@ def finished(run: Any, args: Any, kwargs: Any) -> Any:
     """Calls a program that delivers, and waits for the callbacks, which may raise."""
     sink = run.sink
     if sink.stopping:  # a call that was interrupted twice may have left its program
-        compat.wait_for_callbacks()
+        host.wait_for_callbacks()
         sink.stopping = False
     runs = False
     try:
         out = run(*args, **kwargs)[0]
         runs = True
         jax.block_until_ready(out)  # which looks for signals, as tokens may not
-        compat.wait_for_callbacks()
+        host.wait_for_callbacks()
     except Exception:
         callback_errors.raise_of(sink)  # in place of what XLA made of it
         raise
@@ -335,5 +335,5 @@ def finished(run: Any, args: Any, kwargs: Any) -> Any:
 def _stop(sink: CallbackSink) -> None:
     """Ends a program that runs in a thread of XLA's, at its next event."""
     sink.stopping = True
-    compat.wait_for_callbacks()
+    host.wait_for_callbacks()
     sink.stopping = False

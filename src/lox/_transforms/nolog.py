@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
+from lox._interpreter.patches.missing import events_are_removed
 from lox._interpreter.taker import is_outermost
 from lox._interpreter.walk import Remover, Walk
+from lox._jax import patches
 
 from .arguments import Static
 from .transformed import INSIDE, OUTERMOST, Transformed, check_callable, compiled
@@ -65,7 +67,11 @@ class _Nolog(Transformed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inner, outer = self._forms
-        return (outer if is_outermost() else inner)(*args, **kwargs)[0]
+        form = outer if is_outermost() else inner
+        if patches.missing():  # by events that are removed, they are not needed
+            with events_are_removed():
+                return form(*args, **kwargs)[0]
+        return form(*args, **kwargs)[0]
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:

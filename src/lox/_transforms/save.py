@@ -13,7 +13,7 @@ from lox._events.log import operand
 from lox._events.primitive import log_p
 from lox._host.callbacks import CallbackSink
 from lox._interpreter.taker import is_outermost
-from lox._jax import compat
+from lox._jax import array_types
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
@@ -66,7 +66,7 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         steps=(),
         source=user_source(),
         sink=_SaveSink(pathlib.Path(path), mode),
-        ordered=not compat.partly_manual(),
+        ordered=not array_types.partly_manual(),
     )
     call = f"`lox.save` at {event.source}"
     operands = [operand(leaf, "a value", call) for leaf in leaves]

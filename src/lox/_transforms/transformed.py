@@ -21,9 +21,9 @@ import jax
 
 from lox._arrays import is_array
 from lox._errors import LoxTypeError, describe
-from lox._events.not_traced import note_host_functions, tracing
+from lox._events.not_traced import note_host_functions, while_tracing
 from lox._interpreter.walk import host_functions_in
-from lox._jax import compat
+from lox._jax import tracing
 from lox._libraries import nnx
 from lox._libraries.modules import check_modules
 
@@ -148,7 +148,7 @@ class Compiled:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         form = self._form
-        if not form.outermost and compat.is_staging():
+        if not form.outermost and tracing.is_staging():
             # The function becomes part of a larger program, so that there is nothing
             # to compile here. It sees everything that is not traced as it is.
             return self._run(args, kwargs, inline=True)
@@ -174,7 +174,7 @@ class Compiled:
         traces: list[Callable[[], Any]] = []
 
         def arrays_of(out: Any) -> list[Any]:
-            traces.append(compat.trace_reference())
+            traces.append(tracing.trace_reference())
             if not inline and self._form.numbers:
                 out = hide_settings(out, _runs_later)
             leaves, tree = jax.tree.flatten(out, is_leaf=_runs_later)
@@ -206,7 +206,7 @@ class Compiled:
             return arrays_of(fun(*inner_args, **inner_kwargs))
 
         try:
-            with tracing():
+            with while_tracing():
                 if len(arrays) == len(leaves):  # then JAX's errors name the arguments
                     closed = jax.make_jaxpr(plain)(*args, **kwargs)
                 else:

@@ -21,7 +21,7 @@ from lox._events.log import arrays_of, operand
 from lox._events.primitive import log_p
 from lox._host import signals
 from lox._interpreter.taker import is_outermost, warn_unmatched
-from lox._jax import compat
+from lox._jax import array_types, host
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
@@ -203,13 +203,13 @@ class Logger:
     def _hand_over(
         self, payload: Any, sink: Callable[[OpenRuns, int], RunSink]
     ) -> None:
-        receiver = sink(self._runs, compat.in_shard_map())
+        receiver = sink(self._runs, array_types.in_shard_map())
         if is_outermost():
             payload = jax.tree.map(_to_host, payload)
-            in_callback = compat.in_callback()
+            in_callback = host.in_callback()
             if not in_callback:
                 # what programs that still run have logged comes before it
-                compat.wait_for_callbacks()
+                host.wait_for_callbacks()
                 self._runs.close_ending()
             if isinstance(receiver, Closes):  # it may wait, and can be interrupted
                 receiver.take(payload, late=in_callback)
@@ -223,7 +223,7 @@ class Logger:
             steps=(),
             source=user_source(),
             sink=receiver,
-            ordered=not compat.partly_manual(),
+            ordered=not array_types.partly_manual(),
         )
         call = f"the logger at {user_source()}"
         operands = [operand(leaf, "a value", call) for leaf in leaves]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from lox._host import interrupts
-from lox._jax import compat
+from lox._jax import host, patches
 
 
 class _Runs(Protocol):
@@ -39,6 +39,7 @@ def in_use(runs: _Runs) -> None:
     """Registers runs that must be closed at exit."""
     _in_use[runs] = None
     _register()
+    patches.install()  # so that barriers close what is ending
 
 
 def out_of_use(runs: _Runs) -> None:
@@ -62,7 +63,7 @@ def _close_ending() -> None:
     all_of([runs.close_ending for runs in list(_in_use)])
 
 
-compat.at_effects_barrier(_close_ending)
+host.at_effects_barrier(_close_ending)
 
 
 _exiting = False
@@ -79,7 +80,7 @@ def _close_all() -> None:
     interrupts.end_programs()
     # programs that are still running may log
     with contextlib.suppress(Exception):
-        compat.wait_for_callbacks()
+        host.wait_for_callbacks()
     all_of([runs.close_all for runs in list(_in_use)])
 
 

@@ -1,0 +1,99 @@
+"""`vmap` of `while_loop` with a predicate per lane.
+
+JAX goes on for all lanes until the last has finished. The events inside get a *mask*:
+which lanes are still running.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from lox._interpreter.lane_flow import lanes_of_while
+from lox._interpreter.walk import events_of
+from lox._jax import batching, jaxprs
+
+from .missing import events_in
+from .rotation import rotated
+from .with_lanes import with_lanes
+
+
+def guarded_while(
+    rule: Callable[..., Any],
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    **params: Any,
+) -> Any:
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    logs = bool(events_of(cond) or events_of(body))
+    predicate, carry = lanes_of_while(params, [dim is not None for dim in dims])
+    # A predicate that has lanes already gets the new ones in any case: the lanes of
+    # an event inside must begin with those of the predicate.
+    has_lanes = bool(cond.out_avals[0].shape)
+    if logs and not has_lanes and predicate is None:
+        predicate = _batched_predicate(axis_data, dims, params)
+    if logs and (has_lanes or predicate):
+        return _guarded_loop(rule, axis_data, args, dims, params)
+    if not has_lanes:  # then lanes that are new come first
+        consts = params["cond_nconsts"] + params["body_nconsts"]
+        args, dims = with_lanes(axis_data, args, dims, consts, carry)
+    return rule(axis_data, args, dims, **params)
+
+
+def logs_or_is_made_here(params: dict[str, Any]) -> bool:
+    """Whether a loop logs, or has been made of one that does.
+
+    The latter is batched no differently, but faster than by JAX's rule alone.
+    """
+    return bool(events_in(params)) or jaxprs.is_made_here(params["body_jaxpr"])
+
+
+def _batched_predicate(
+    axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
+) -> bool:
+    """Whether lanes may leave the loop at different times, as JAX finds it out."""
+    batched = [dim is not None for dim in dims]
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    of_consts, carry = batched[:consts], batched[consts:]
+    cond, body = params["cond_jaxpr"], rotated(params, True)["body_jaxpr"]
+    of_cond = [*of_consts[: params["cond_nconsts"]], *carry]
+    flags = [*batching.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
+    while True:
+        found = batching.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
+        joined = [a or b for a, b in zip(flags, found, strict=True)]
+        if joined == flags:
+            return flags[0]
+        flags = joined
+
+
+def _guarded_loop(
+    rule: Callable[..., Any],
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    params: dict[str, Any],
+) -> Any:
+    """The rotated loop, whose predicate tells the body which lanes it runs for."""
+    cond = params["cond_jaxpr"]
+    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    consts = cond_consts + body_consts
+
+    front = [
+        x if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(args, dims, strict=True)
+    ]
+    inputs = [*front[:cond_consts], *front[consts:]]
+    mapped = [dim is not None for dim in [*dims[:cond_consts], *dims[consts:]]]
+    (go,) = jaxprs.evaluate(batching.batch_jaxpr(cond, axis_data, mapped), inputs)
+    if jnp.ndim(go) == len(cond.out_avals[0].shape):
+        go = batching.broadcast_lanes(go, axis_data)
+    new_args, new_dims = with_lanes(
+        axis_data,
+        [*args[:consts], go, *args[consts:]],
+        [*dims[:consts], 0, *dims[consts:]],
+        consts,
+        [True] * (1 + len(args) - consts),
+    )
+    outs, out_dims = rule(axis_data, new_args, new_dims, **rotated(params, True))
+    return outs[1:], out_dims[1:]

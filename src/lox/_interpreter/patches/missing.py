@@ -1,0 +1,61 @@
+"""Programs that need a patch of JAX that could not be installed."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lox._events.event import Event
+from lox._interpreter.walk import events_of
+from lox._jax import jaxprs, patches, primitives, rule_tables
+from lox._jax.patches import Patch
+
+_JAXPRS = ("jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "jaxprs")
+
+
+def events_in(params: dict[str, Any]) -> tuple[Event, ...]:
+    """The events inside an equation with these parameters."""
+    named = {name: params[name] for name in _JAXPRS if name in params}
+    found = jaxprs.jaxprs_in(named or params)
+    return tuple(event for jaxpr in found for event in events_of(jaxpr))
+
+
+def events_in_condition(params: dict[str, Any]) -> tuple[Event, ...]:
+    """The events in the condition of a `while_loop`."""
+    return events_of(params["cond_jaxpr"])
+
+
+# Which events of an equation need a patch.
+Needs = Callable[[dict[str, Any]], Sequence[Event]]
+
+
+def refuse(patch: Patch, primitive: Any, needs: Needs = events_in) -> None:
+    """Makes every program fail that has an event in such an equation.
+
+    Whether it will be transformed in the way that needs the patch is not known when the
+    equation is bound, and cannot be seen afterwards.
+    """
+
+    def check(args: Sequence[Any], params: dict[str, Any]) -> None:
+        del args
+        events = [event for event in needs(params) if event.keys]
+        if events and not getattr(_removing, "events", False):
+            name = primitives.public_name(primitive)
+            subject = f"{events[0].description}, is inside `{name}`"
+            raise patches.error(patch, subject)
+
+    rule_tables.check_before_bind(primitive, check)
+
+
+_removing = threading.local()
+
+
+@contextlib.contextmanager
+def events_are_removed() -> Iterator[None]:
+    """While a function is called whose events do not count."""
+    before = getattr(_removing, "events", False)
+    _removing.events = True
+    try:
+        yield
+    finally:
+        _removing.events = before

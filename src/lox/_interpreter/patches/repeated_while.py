@@ -1,0 +1,162 @@
+"""A `while_loop` that JAX runs twice.
+
+Linearizing a `while_loop`, or recomputing it under `checkpoint`, runs it once for the
+known values and once for all. Its events are kept in one of the two runs.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lox._events.event import Event
+from lox._events.primitive import log_p
+from lox._interpreter.rows import Record
+from lox._interpreter.walk import (
+    State,
+    Walk,
+    events_of,
+)
+from lox._jax import (
+    partial_eval,
+    primitives,
+)
+
+from .rewriter import Rewriter
+
+
+def once_while(
+    rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any
+) -> Any:
+    """Partial evaluation by tracing: `linearize`, and what a scan hoists."""
+    unknown = [not partial_eval.is_known(tracer) for tracer in tracers]
+    if not any(unknown) or all(unknown):
+        return rule(trace, *tracers, **params)
+    params = _numbered(params)
+    with _numbers_kept():
+        known, others = _events_by_knowledge(params, unknown)
+    # JAX runs the loop for the known values, and again for all. The events get a
+    # run of their own, of which nothing else is used.
+    if known:
+        values = [partial_eval.known_value(tracer) for tracer in tracers]
+        primitives.while_p.bind(*values, **_without(params, others))
+    return rule(trace, *tracers, **_without(params, known))
+
+
+def once_while_equation(
+    rule: Callable[..., Any], saveable: Any, unknown: Any, instantiated: Any, eqn: Any
+) -> Any:
+    """The same for `checkpoint`, whose rule gives the two runs as equations."""
+    eqn = eqn.replace(params=_numbered(eqn.params))
+    with _numbers_kept():
+        known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
+    if known is not None and staged is not None:
+        sites = {event.site for event in _loop_events(known.params)}
+        params = _without(staged.params, sites)
+        effects = {
+            effect
+            for name in ("cond_jaxpr", "body_jaxpr")
+            for effect in params[name].effects
+        }
+        staged = staged.replace(params=params, effects=effects)
+    return (known, staged, *rest)
+
+
+class _Number(Rewriter):
+    """Gives every event a number of its own.
+
+    JAX cannot take a loop apart in which something has both an effect and results.
+    """
+
+    constant_state = False
+    beside = True
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        log_p.bind(*operands, event=dataclasses.replace(event, site=next(self._count)))
+        return Record(), state
+
+
+_numbers = threading.local()
+
+
+@contextlib.contextmanager
+def _numbers_kept() -> Iterator[None]:
+    """Loops inside a loop that is being taken apart have their numbers already."""
+    before = getattr(_numbers, "kept", False)
+    _numbers.kept = True
+    try:
+        yield
+    finally:
+        _numbers.kept = before
+
+
+def _numbered(params: dict[str, Any]) -> dict[str, Any]:
+    if getattr(_numbers, "kept", False):
+        return params
+    # a function that is called twice has events in two places, so that nothing of it
+    # may be remembered
+    walk = Walk(_Number(), remember=False)
+    names = ("cond_jaxpr", "body_jaxpr")
+    return {**params, **{name: walk.rebuilt(params[name], ())[0] for name in names}}
+
+
+def _loop_events(params: dict[str, Any]) -> set[Event]:
+    return {*events_of(params["cond_jaxpr"]), *events_of(params["body_jaxpr"])}
+
+
+def _events_by_knowledge(
+    params: dict[str, Any], unknown: Sequence[bool]
+) -> tuple[set[int], set[int]]:
+    """The sites in a loop that need known values only, and the others."""
+    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body = unknown[:cond_consts], unknown[cond_consts:][:body_consts]
+    carry = list(unknown[cond_consts + body_consts :])
+    while True:
+        known, _, out = partial_eval.known_part(
+            params["body_jaxpr"], [*of_body, *carry], carry
+        )
+        if out == carry:
+            break
+        carry = [a or b for a, b in zip(carry, out, strict=True)]
+    cond, _, _ = partial_eval.known_part(
+        params["cond_jaxpr"], [*of_cond, *carry], False
+    )
+    found = {event.site for event in (*events_of(known), *events_of(cond))}
+    return found, {event.site for event in _loop_events(params)} - found
+
+
+def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
+    def clean(jaxpr: Any) -> Any:
+        walk = Walk(_Removed(sites))
+        return walk.rebuilt(jaxpr, ())[0] if walk.wants_in(jaxpr) else jaxpr
+
+    return {
+        **params,
+        "cond_jaxpr": clean(params["cond_jaxpr"]),
+        "body_jaxpr": clean(params["body_jaxpr"]),
+    }
+
+
+class _Removed(Rewriter):
+    """Removes certain events, also such as a transformation has taken."""
+
+    constant_state = False
+
+    def __init__(self, sites: set[int]) -> None:
+        self._sites = sites
+
+    def wants(self, event: Event) -> bool:
+        return event.site in self._sites
+
+    def receive(
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
+        del event, operands
+        return Record(), state

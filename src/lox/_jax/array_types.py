@@ -1,0 +1,150 @@
+"""Types of arrays: their shardings, mesh axes and lanes; and zeros of a type."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+
+def partly_manual() -> bool:
+    """Whether we are in a `shard_map` over some axes of a mesh, but not over all."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = set(getattr(mesh, "manual_axes", ()))
+    return bool(manual) and manual != set(mesh.axis_names)
+
+
+def in_shard_map() -> int:
+    """The number of devices that run the same program at once; 0 outside."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
+
+
+def anchor_aval(x: Any) -> Any:
+    """A number, in the mesh of `x`."""
+    replicated = jax.sharding.NamedSharding(
+        x.sharding.mesh, jax.sharding.PartitionSpec()
+    )
+    return jax.core.ShapedArray((), np.dtype("int32"), sharding=replicated)
+
+
+def physical_aval(aval: Any) -> Any:
+    """The type of the arrays that hold `aval`; a PRNG key's is its data's."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return aval
+    data = jax.eval_shape(
+        jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    )
+    return aval.update(shape=data.shape, dtype=data.dtype)
+
+
+def zeros_of_aval(aval: Any) -> Any:
+    """Zeros of a type, sharded and varying as it is; for a key, a key of zeros."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = physical_aval(aval)
+        zeros = jax.numpy.zeros(data.shape, data.dtype)
+        return jax.random.wrap_key_data(zeros, impl=aval.dtype._impl.name)
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, aval.dtype)
+    zeros = jax.numpy.zeros(aval.shape, aval.dtype)
+    return vary_like(sharded_like(zeros, aval), varying_axes(aval))
+
+
+def strong_zeros(aval: Any, dtype: Any = None) -> Any:
+    """Zeros of a type, but not of a weak one; of another dtype, if one is given."""
+    return zeros_of_aval(aval.update(dtype=dtype or aval.dtype, weak_type=False))
+
+
+def sharded_like(x: Any, aval: Any) -> Any:
+    """`x`, whose type says of its sharding what `aval` says."""
+    sharding = getattr(aval, "sharding", None)
+    if not getattr(getattr(sharding, "mesh", None), "are_all_axes_explicit", False):
+        is_same = not is_split(aval)
+    else:
+        is_same = jax.typeof(x).sharding == sharding
+    return x if is_same else jax.sharding.reshard(x, sharding)
+
+
+def whole(x: Any) -> Any:
+    """`x`, no longer split over an explicit mesh."""
+    kind = jax.typeof(x)
+    if not is_split(kind):
+        return x
+    spec = jax.sharding.PartitionSpec()
+    return jax.sharding.reshard(x, kind.sharding.update(spec=spec))
+
+
+def plain_type(aval: Any) -> Any:
+    """A type without its sharding."""
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
+
+
+def with_lanes(x: Any, like: Any, lanes: int) -> Any:
+    """`x` in every lane, of which `like` is the type of an array with such lanes."""
+    x = jax.numpy.broadcast_to(x, (*like.shape[:lanes], *x.shape))
+    if not is_split(like):
+        return x
+    spec = (*like.sharding.spec[:lanes], *jax.typeof(x).sharding.spec[lanes:])
+    return jax.sharding.reshard(
+        x, like.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
+    )
+
+
+def with_lanes_of(x: Any, like: Any, lanes: int) -> Any:
+    """`x` with its lanes split over an explicit mesh as those of `like` are."""
+    kind = jax.typeof(x)
+    if not is_split(like) and not is_split(kind):
+        return x
+    spec = (*like.sharding.spec[:lanes], *kind.sharding.spec[lanes:])
+    if spec == tuple(kind.sharding.spec):
+        return x
+    # the type of a constant knows no mesh
+    known = like if is_split(like) else kind
+    return jax.sharding.reshard(
+        x, known.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
+    )
+
+
+def row_type(aval: Any) -> Any:
+    """A type without its first axis."""
+    return _with_first_axes(aval, aval.shape[1:], lambda spec: spec[1:])
+
+
+def rows_type(aval: Any, length: int) -> Any:
+    """A type with one more axis in front."""
+    shape = (length, *aval.shape)
+    return _with_first_axes(aval, shape, lambda spec: (None, *spec))
+
+
+def _with_first_axes(aval: Any, shape: Any, change: Callable[[Any], Any]) -> Any:
+    changes: dict[str, Any] = {"shape": shape, "weak_type": False}
+    if not hasattr(aval, "update"):
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+    sharding: Any = getattr(aval, "sharding", None)
+    spec = getattr(sharding, "spec", None)
+    # also where nothing is split: a spec has a part for every axis
+    if spec is not None and len(spec) == len(aval.shape):
+        spec = jax.sharding.PartitionSpec(*change(tuple(spec)))
+        changes["sharding"] = sharding.update(spec=spec)
+    return aval.update(**changes)
+
+
+def is_split(aval: Any) -> bool:
+    """Whether a type says that its axes are split over an explicit mesh."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", ())
+    return any(part is not None for part in spec)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual mesh axes over which a value in a `shard_map` differs."""
+    kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
+    if kind is not None:
+        return frozenset(kind.varying)
+    return frozenset(getattr(aval, "vma", None) or ())
+
+
+def vary_like(x: Any, axes: frozenset[Any]) -> Any:
+    """`x`, as a value that differs over these manual mesh axes."""
+    missing = tuple(axes - varying_axes(jax.typeof(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x

@@ -1,0 +1,156 @@
+"""Callbacks in programs: how they are lowered, and what they call."""
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.interpreters import mlir
+
+from . import compat, host
+
+_callback_op_sharding = compat.private(
+    "callback._callback_op_sharding",
+    "events of programs on several devices have no order",
+    default=None,
+)
+
+
+def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The user's function that an equation calls on the host, if it calls one."""
+    if eqn.primitive.name not in _CALLBACK_PRIMITIVES:
+        return ()
+    callback = eqn.params["callback"]
+    if isinstance(callback, types.FunctionType):  # of `jax.debug.callback`
+        cells = zip(
+            callback.__code__.co_freevars, callback.__closure__ or (), strict=True
+        )
+        found = [cell.cell_contents for name, cell in cells if name == "callback"]
+        return tuple(found)
+    return (getattr(callback, "callback_func", callback),)
+
+
+_CALLBACK_PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
+
+
+def running_host_functions() -> Iterator[Any]:
+    """The same of those callbacks that have called us, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX_CALLBACKS):
+            names = frame.f_locals
+            if hasattr(names.get("self"), "callback_func"):
+                yield names["self"].callback_func
+            elif "callback" in names:
+                yield names["callback"]
+        frame = frame.f_back
+
+
+_JAX_CALLBACKS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", name)
+    for name in ("callback.py", "debugging.py")
+)
+
+
+def emit_callback(
+    ctx: Any,
+    callback: Callable[..., Any],
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    effect: Any,
+) -> None:
+    """Lowers a call of `callback` on NumPy arrays, which returns `()`.
+
+    In a program that XLA splits over devices, it must know where the call is to run: on
+    the first device, with whole values. Where only some axes of a mesh are split so,
+    `jax.debug.callback` knows how, but keeps no order.
+
+    Args:
+        ctx: the lowering context.
+        callback: the function.
+        operands: its arguments, as values of the lowered program.
+        avals: their types.
+        effect: the ordered effect in whose order it is to run, or None.
+    """
+    inner = ctx.replace(avals_in=list(avals), avals_out=[])
+    partitioned = is_partitioned(ctx)
+    sharding = _first_device_sharding(ctx) if partitioned else None
+    if partitioned and sharding is None:
+
+        def call(*args: Any) -> list[Any]:
+            jax.debug.callback(lambda *a: callback(*map(np.asarray, a)), *args)
+            return []
+
+        mlir.lower_fun(call, multiple_results=True)(inner, *operands)
+        if effect is not None:
+            ctx.set_tokens_out(mlir.TokenSet({effect: ctx.tokens_in.get(effect)}))
+        return
+    token = None if effect is None else ctx.tokens_in.get(effect)
+    _, new_token, wrapped = mlir.emit_python_callback(
+        inner,
+        callback,
+        token,
+        list(operands),
+        list(avals),
+        [],
+        has_side_effect=True,
+        returns_token=effect is not None or partitioned,
+        sharding=sharding,
+    )
+    if effect is not None:
+        ctx.set_tokens_out(mlir.TokenSet({effect: new_token}))
+    host.receivers.add(callback.__code__)
+    _call_directly(ctx.module_context.host_callbacks, wrapped, callback, bool(token))
+
+
+def _call_directly(
+    callbacks: list[Any], wrapped: Any, callback: Callable[..., Any], token: bool
+) -> None:
+    """Lets XLA call a function itself, and not JAX's, which checks its results.
+
+    There are none, and the checks take as long as all that an event costs otherwise.
+    """
+    if not callbacks or callbacks[-1] is not wrapped:
+        return
+
+    def call(token: Any, *operands: Any) -> tuple[Any]:
+        callback(*operands)
+        return (token,)
+
+    callbacks[-1] = call if token else callback
+    host.receivers.add(callbacks[-1].__code__)
+
+
+def _first_device_sharding(ctx: Any) -> Any:
+    if _callback_op_sharding is None:
+        return None
+    context = ctx.module_context.axis_context
+    if getattr(context, "mesh", None) is not None:
+        return None
+    return _callback_op_sharding(context, None, [])
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """Whether XLA's partitioner will split this program over devices by itself."""
+    context = ctx.module_context.axis_context
+    if getattr(context, "num_devices", None) is not None:
+        return context.num_devices > 1
+    mesh = getattr(context, "mesh", None)
+    if mesh is None or mesh.size == 1:
+        return False
+    manual: Any = getattr(context, "manual_axes", ())
+    return set(mesh.axis_names) != set(manual)
+
+
+def devices_of(ctx: Any) -> tuple[int, bool]:
+    """How many devices run a program, and whether each of them makes its own calls."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", None) or 1, False
+    return int(mesh.size), bool(getattr(context, "manual_axes", ()))

@@ -1,0 +1,138 @@
+"""The derivative rules of `custom_jvp` and `custom_vjp` functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex, linear_util as lu
+from jax.extend.core import JaxprEqn
+from jax.interpreters import ad
+
+from . import compat, jaxprs
+
+_CustomVJPException = compat.private(
+    "interpreters.ad.CustomVJPException",
+    "report a `custom_vjp` function that closes over a differentiated value",
+)
+
+
+def jvp_rule_jaxpr(eqn: JaxprEqn, zeros: Sequence[bool]) -> tuple[Any, list[bool]]:
+    """The rule of a `custom_jvp` equation, as a closed jaxpr.
+
+    It takes the primals, then those tangents that are not zero, and gives the primal
+    results, then those tangents that are not zero; the flags say which ones are.
+    """
+    jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    return _closed(jaxpr, consts), list(out_zeros)
+
+
+def fwd_rule_jaxpr(eqn: JaxprEqn, perturbed: Sequence[bool]) -> Any:
+    """The forward rule of a `custom_vjp` equation: primals to residuals and results."""
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*perturbed)
+    return _closed(jaxpr, consts)
+
+
+def _closed(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    if isinstance(jaxpr, jex.ClosedJaxpr) and not consts:
+        return jaxpr
+    return jex.ClosedJaxpr(jaxprs.open_jaxpr(jaxpr), consts)
+
+
+def fwd_rule_residuals(
+    eqn: JaxprEqn, args: Sequence[Any], outs: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Splits what the forward rule gave into residuals and results.
+
+    Residuals that are inputs are not among its outputs; JAX keeps their positions.
+    """
+    _, residual_tree, forwarded = eqn.params["out_trees"]()
+    computed = sum(position is None for position in forwarded)
+    assert residual_tree.num_leaves == len(forwarded)
+    rest = iter(outs[:computed])
+    residuals = [
+        next(rest) if position is None else args[position] for position in forwarded
+    ]
+    return residuals, list(outs[computed:])
+
+
+def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
+    """The backward rule: residuals and cotangents to cotangents, None where zero.
+
+    Beside them come the logs of `defvjp_with_logs`, a feature of JAX's own (0.11.1 on).
+    """
+
+    def call(*args: Any) -> tuple[list[Any], Any]:
+        outs = eqn.params["bwd"].call_wrapped(*args)
+        outs, logs = outs if isinstance(outs, tuple) else (outs, None)
+        return [None if type(out) is ad.Zero else out for out in outs], logs
+
+    return call
+
+
+# whether a backward rule gives a pair
+_BWD_WITH_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def define_vjp(
+    fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any], **options: Any
+) -> None:
+    """Defines rules; `bwd` gives a pair, as `bwd_rule` does."""
+    if _BWD_WITH_LOGS:
+        fun.defvjp_with_logs(fwd, bwd, **options)
+    else:
+        fun.defvjp(fwd, lambda *args: bwd(*args)[0], **options)
+
+
+def changed_jvp_rule(eqn: JaxprEqn, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Parameters of a `custom_jvp` equation whose rule is changed once it is traced."""
+    old = eqn.params["jvp_jaxpr_fun"]
+
+    def rule(*zeros: bool) -> tuple[Any, Any, Any]:
+        closed, out_zeros = jvp_rule_jaxpr(eqn, zeros)
+        new = change(closed)
+        return new.jaxpr, new.consts, out_zeros
+
+    return {"jvp_jaxpr_fun": lu.wrap_init(rule, debug_info=old.debug_info)}
+
+
+def changed_vjp_rules(
+    eqn: JaxprEqn,
+    change: Callable[[Any], Any],
+    bwd: Callable[..., tuple[list[Any], Any]],
+) -> dict[str, Any]:
+    """Parameters of a `custom_vjp` equation with changed rules.
+
+    Args:
+        eqn: the equation.
+        change: what to do with the forward rule's closed jaxpr.
+        bwd: a backward rule, as `bwd_rule` gives it.
+    """
+    old = eqn.params["fwd_jaxpr_thunk"]
+    arguments = eqn.invars[eqn.params["num_consts"] :]
+
+    def fwd_rule(*perturbed: bool) -> tuple[Any, Any]:
+        new = change(fwd_rule_jaxpr(eqn, perturbed))
+        return new.jaxpr, new.consts
+
+    def new_bwd(*args: Any) -> Any:
+        outs, logs = bwd(*args)
+        outs = [
+            ad.Zero(_cotangent_aval(var.aval)) if out is None else out
+            for var, out in zip(arguments, outs, strict=True)
+        ]
+        return (outs, logs) if _BWD_WITH_LOGS else outs
+
+    return {
+        "fwd_jaxpr_thunk": lu.wrap_init(fwd_rule, debug_info=old.debug_info),
+        "bwd": lu.wrap_init(new_bwd, debug_info=eqn.params["bwd"].debug_info),
+    }
+
+
+def _cotangent_aval(aval: Any) -> Any:
+    convert = getattr(aval, "to_ct_aval", None) or aval.to_tangent_aval
+    return convert()
+
+
+def closed_over_error() -> Exception:
+    """What JAX raises where a `custom_vjp` function closes over what is varied."""
+    return _CustomVJPException()

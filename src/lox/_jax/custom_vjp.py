@@ -1,0 +1,189 @@
+"""Calls of `custom_vjp` functions: ordinary ones, and high-level primitives."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import JaxprEqn
+from jax.interpreters import ad
+
+from . import array_types, jaxprs
+from .custom_derivatives import (
+    bwd_rule,
+    closed_over_error,
+    define_vjp,
+    fwd_rule_jaxpr,
+    fwd_rule_residuals,
+)
+
+
+class CustomVjpCall:
+    """A call of a `custom_vjp` function, as an equation.
+
+    Attributes:
+        function: what is called, as a jaxpr of the equation's inputs.
+    """
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._eqn = eqn
+        self._closed_over = eqn.params["num_consts"]
+        self.function = eqn.params["call_jaxpr"]
+
+    def checked(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The inputs of the function that takes the place of this one."""
+        return args  # it is told which of them are varied
+
+    def forward(
+        self, args: Sequence[Any], varied: Sequence[bool]
+    ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
+        """The forward rule for these inputs, some of which are varied.
+
+        Returns:
+            Its closed jaxpr, the inputs of that, and what splits its outputs into the
+            results and the residuals.
+        """
+        closed_over = self._closed_over
+        if any(varied[:closed_over]):
+            raise closed_over_error()
+        jaxpr = fwd_rule_jaxpr(self._eqn, varied[closed_over:])
+
+        def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:
+            residuals, results = fwd_rule_residuals(self._eqn, args, outs)
+            return results, residuals
+
+        return jaxpr, args[closed_over:], split
+
+    def backward(
+        self, residuals: Any, cotangents: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """The cotangents of all inputs, None where zero, and what `bwd_rule` logs."""
+        if not self._eqn.params["symbolic_zeros"]:
+            cotangents = list(map(_without_symbolic_zero, cotangents))
+        outs, logs = bwd_rule(self._eqn)(*residuals, *cotangents)
+        return [*[None] * self._closed_over, *outs], logs
+
+    def define(
+        self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
+    ) -> None:
+        """Gives rules to the function that takes the place of this one.
+
+        Args:
+            fun: a `custom_vjp` function.
+            fwd: of the arguments and which of them are varied.
+            bwd: of the residuals and cotangents; gives a pair, as `backward` does.
+        """
+        define_vjp(fun, _told_what_is_varied(fwd), bwd, symbolic_zeros=True)
+
+
+def _told_what_is_varied(fwd: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(*primals: Any) -> Any:
+        return fwd([x.value for x in primals], [x.perturbed for x in primals])
+
+    return rule
+
+
+def _without_symbolic_zero(x: Any) -> Any:
+    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x
+
+
+class _HighCustomVjpCall(CustomVjpCall):
+    """The same for a high-level primitive."""
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._prim = prim = jaxprs.hijax(eqn)
+        self._params = jaxprs.innermost(prim).params
+        self._symbolic_zeros = self._params["symbolic_zeros"]
+        # from 0.11 on, the first argument is what the function closes over
+        arguments = prim.in_tree.children()
+        self._closed_over = (
+            arguments[0].num_leaves if "with_logs" in self._params else 0
+        )
+        traced = self._params["traced"].jaxpr
+        same = prim is jaxprs.innermost(prim) and len(traced.in_avals) == len(
+            eqn.invars
+        )
+        self.function = traced if same else jaxprs.expanded_hijax(eqn)
+
+    def checked(self, args: Sequence[Any]) -> Sequence[Any]:
+        if self._symbolic_zeros:
+            return args
+        closed_over = self._closed_over
+        return [*map(_never_varied, args[:closed_over]), *args[closed_over:]]
+
+    def forward(
+        self, args: Sequence[Any], varied: Sequence[bool]
+    ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
+        prim, closed_over = self._prim, self._closed_over
+        if not self._symbolic_zeros:  # then it makes no difference to the rule
+            varied = [i >= closed_over for i in range(len(args))]
+        flags = prim.in_tree.unflatten(varied)
+        trees = []
+
+        def rule(*flat: Any) -> list[Any]:
+            outs, residuals, *_ = prim.vjp_fwd(flags, *prim.in_tree.unflatten(flat))
+            leaves, tree = jax.tree.flatten(residuals)
+            trees.append(tree)
+            return [*prim.out_tree.flatten_up_to(outs), *leaves]
+
+        jaxpr, _, _ = jaxprs.trace(rule, prim.in_avals_flat, self.function)
+        results = prim.out_tree.num_leaves
+
+        def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:
+            return list(outs[:results]), trees[0].unflatten(outs[results:])
+
+        return jaxpr, args, split
+
+    def backward(
+        self, residuals: Any, cotangents: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        prim = self._prim
+        zeros = [ad.Zero(x.aval) if type(x) is SymbolicZero else x for x in cotangents]
+        given = prim.out_tree.unflatten(zeros)
+        with_logs = getattr(prim, "vjp_bwd_retval_logs", False)
+        if callable(with_logs):  # from 0.12 on
+            outs, logs = with_logs(residuals, given)
+        else:
+            outs, logs = prim.vjp_bwd_retval(residuals, given), None
+            if with_logs:
+                outs, logs = outs
+        flat = prim.in_tree.flatten_up_to(outs)
+        return [None if type(x) in (ad.Zero, SymbolicZero) else x for x in flat], logs
+
+    def define(
+        self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
+    ) -> None:
+        def untold(*args: Any) -> Any:
+            return fwd(list(args), [True] * len(args))
+
+        rule = _told_what_is_varied(fwd) if self._symbolic_zeros else untold
+        options = {
+            "symbolic_zeros": self._symbolic_zeros,
+            "optimize_remat": self._params["opt_remat"],
+        }
+        if "generic_batching" in self._params:  # from 0.12 on
+            options["generic_batching"] = self._params["generic_batching"]
+        define_vjp(fun, rule, bwd, **options)
+
+
+def custom_vjp_call(eqn: JaxprEqn) -> CustomVjpCall:
+    """The call of a `custom_vjp` function that an equation is."""
+    return CustomVjpCall(eqn) if jaxprs.hijax(eqn) is None else _HighCustomVjpCall(eqn)
+
+
+def _never_varied(x: Any) -> Any:
+    """`x`, which a `custom_vjp` function closes over: varying it is an error."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    inexact = jax.numpy.issubdtype(jax.typeof(x).dtype, jax.numpy.inexact)
+    return _refuse_to_vary(x) if inexact else x
+
+
+@jax.custom_jvp
+def _refuse_to_vary(x: Any) -> Any:
+    return x
+
+
+@_refuse_to_vary.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    raise closed_over_error()

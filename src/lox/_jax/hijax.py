@@ -1,0 +1,176 @@
+"""High-level primitives, whose rules are Python methods.
+
+With JAX's flags `jax_remat3` and `jax_custom_vjp3` on (from 0.10 on there are both), a
+checkpoint is one, and so is the call of a `custom_vjp` function; the latter also with
+`generic_batching` (0.12).
+"""
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from . import compat, jaxprs, primitives, tracing, watches
+
+
+def changed_equation(
+    eqn: JaxprEqn, change: Callable[[Any], Any], watch: watches.Watch
+) -> Callable[..., list[Any]]:
+    """Binds `eqn` with each of its jaxprs changed, as a function of its inputs.
+
+    The Python functions of a high-level primitive are watched instead.
+    """
+    prim = jaxprs.hijax(eqn)
+    if prim is None:
+        params = jaxprs.map_jaxprs(eqn.params, change)
+        return lambda *args: tracing.bind(eqn, args, **params)
+    new = watched(prim, change, watch)
+    return lambda *args: tracing.bind(eqn, args, _prim=new)
+
+
+def kind_of(eqn: JaxprEqn) -> str:
+    """The name by which the rules know an equation."""
+    prim = jaxprs.hijax(eqn)
+    return eqn.primitive.name if prim is None else _kind_of_hijax(prim)
+
+
+CHECKPOINT = "high-level checkpoint"
+CUSTOM_VJP = "high-level custom_vjp"
+_HIGH_KINDS = {"RematTraced": CHECKPOINT, "CustomVJPTraced": CUSTOM_VJP}
+
+
+def _kind_of_hijax(prim: Any) -> str:
+    return _HIGH_KINDS.get(type(jaxprs.innermost(prim)).__name__, "call_hi_primitive")
+
+
+def is_checkpoint(prim: Any) -> bool:
+    """Whether a high-level primitive is a `jax.checkpoint`."""
+    return _kind_of_hijax(prim) == CHECKPOINT
+
+
+def is_custom_vjp(prim: Any) -> bool:
+    """Whether one is a call of a `jax.custom_vjp` function."""
+    return _kind_of_hijax(prim) == CUSTOM_VJP
+
+
+def is_checkpoint_eqn(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a checkpoint of either kind."""
+    return eqn.primitive is primitives.checkpoint_p or kind_of(eqn) == CHECKPOINT
+
+
+def watched(prim: Any, change: Callable[[Any], Any], watch: watches.Watch) -> Any:
+    """A high-level primitive with its jaxprs changed and its functions watched."""
+
+    def watched_param(value: Any) -> Any:
+        if jaxprs.is_hijax(value):
+            return watched(value, lambda jaxpr: jaxpr, watch)
+        if isinstance(value, types.FunctionType | functools.partial):
+            return watches.watched(value, watch)
+        return value
+
+    new = jaxprs.with_changed_jaxprs(prim, change)
+    if is_checkpoint(prim):  # all that it does is in its jaxpr
+        return new
+    if is_custom_vjp(prim):
+        return _with_watched_vjp(new, watch.inside("fwd", ""), watch.inside("bwd", ""))
+    watched_params = {name: watched_param(x) for name, x in new.params.items()}
+    new = jaxprs.with_params(new, watched_params)
+    for name in ("expand", "batch", *_FORWARD_RULES, *_BACKWARD_RULES):
+        if hasattr(prim, name):
+            setattr(new, name, watches.watched(getattr(new, name), watch))
+    return new
+
+
+def with_watched_rules(
+    prim: Any, forward: watches.Watch, backward: watches.Watch
+) -> Any:
+    """A high-level primitive whose derivative rules are watched, and nothing else."""
+    if is_custom_vjp(prim):
+        return _with_watched_vjp(prim, forward, backward)
+    new = copy.copy(prim)
+    for names, watch in ((_FORWARD_RULES, forward), (_BACKWARD_RULES, backward)):
+        for name in names:
+            if callable(getattr(prim, name, None)):
+                setattr(new, name, watches.watched(getattr(prim, name), watch))
+    return new
+
+
+# the derivative rules of a high-level primitive
+_FORWARD_RULES = ("jvp", "lin", "vjp_fwd")
+_BACKWARD_RULES = ("linearized", "transpose", "vjp_bwd", "vjp_bwd_retval")
+
+
+def _with_watched_vjp(
+    prim: Any, forward: watches.Watch | None, backward: watches.Watch | None
+) -> Any:
+    """The call of a `custom_vjp` function whose rules are watched.
+
+    They are parameters, so that whatever JAX makes of the call has the same rules.
+    """
+    if jaxprs.innermost(prim) is not prim:
+        inner = _with_watched_vjp(prim.params["prim"], forward, backward)
+        return jaxprs.with_params(prim, {"prim": inner})
+
+    def rule(fun: Any, watch: watches.Watch | None) -> Any:
+        if fun is None or watch is None:
+            return fun
+        return functools.wraps(fun)(watches.watched(fun, watch))
+
+    by_name = {"fwd": forward, "bwd": backward, "bwd_accums": backward}
+    changes = {
+        name: rule(prim.params[name], watch)
+        for name, watch in by_name.items()
+        if name in prim.params
+    }
+    of_remat = prim.params.get("remat_rules")  # from 0.12 on
+    if of_remat is not None:
+        of_each = (forward, forward, backward)
+        changes["remat_rules"] = tuple(map(rule, of_remat, of_each))
+    return jaxprs.with_params(prim, changes)
+
+
+def checkpoint_jaxpr(eqn: JaxprEqn) -> Any:
+    """What a checkpoint evaluates."""
+    prim = jaxprs.hijax(eqn)
+    return eqn.params["jaxpr"] if prim is None else prim.params["jaxpr"]
+
+
+def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
+    """Parameters of a checkpoint of another jaxpr, with more inputs in front."""
+    prim = jaxprs.hijax(eqn)
+    params = eqn.params if prim is None else prim.params
+    changes = {"jaxpr": jaxpr}
+    if isinstance(params.get("prevent_cse"), tuple):
+        changes["prevent_cse"] = (False,) * inputs + params["prevent_cse"]
+    if prim is None:
+        return changes
+    changes["jaxpr"] = jaxprs.close(jaxpr)
+    return {"_prim": type(prim)(**{**params, **changes})}
+
+
+_VJPHiPrimitive = compat.private(
+    "hijax.VJPHiPrimitive",
+    "from 0.12 on, high-level primitives tell their effects",
+    default=None,
+)
+
+
+def give_effects(effects: frozenset[Any]) -> None:
+    """Has high-level primitives say which of these effects they have inside.
+
+    From 0.12 on, they do. Before, JAX would drop a `custom_vjp` function of which no
+    result is used, or run it twice under a checkpoint.
+    """
+    if _VJPHiPrimitive is None:
+        return
+    original = _VJPHiPrimitive.__init__
+
+    def init(self: Any) -> None:
+        original(self)
+        for jaxpr in jaxprs.jaxprs_in(self.params):
+            self.effects |= effects & jaxprs.open_jaxpr(jaxpr).effects
+
+    _VJPHiPrimitive.__init__ = init

@@ -1,0 +1,209 @@
+"""Programs that run, as the host sees them: barriers, calls, callbacks, transfers."""
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import compat, patches, tracebacks
+from .patches import Patch, UnavailableError
+
+_runtime_tokens = compat.private(
+    "dispatch.runtime_tokens", "raise the exceptions of callbacks at a barrier"
+)
+_ExecuteReplicated = compat.private(
+    "interpreters.pxla.ExecuteReplicated", "raise interrupts of jitted programs"
+)
+
+# --- barriers ----------------------------------------------------------------
+
+_barrier_hooks: list[Callable[[], None]] = []
+
+
+def at_effects_barrier(hook: Callable[[], None]) -> None:
+    """Runs `hook` at the end of every `jax.effects_barrier()`."""
+    _barrier_hooks.append(hook)
+
+
+def _watch_barrier() -> None:
+    tokens = type(_runtime_tokens)
+    original = tokens.block_until_ready
+
+    @functools.wraps(original)
+    def block_until_ready(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            if STOPPED not in str(error):
+                raise
+            _forget_failed(self)
+        finally:
+            if not getattr(_quietly, "waiting", False):
+                _run_all(_barrier_hooks)
+
+    tokens.block_until_ready = block_until_ready
+
+
+def _run_all(hooks: Sequence[Callable[[], None]]) -> None:
+    if hooks:
+        try:
+            hooks[0]()
+        finally:  # one that raises keeps none of the others from its work
+            _run_all(hooks[1:])
+
+
+BARRIER = Patch(
+    "`jax.effects_barrier`",
+    without="an exception of a callback is raised by a later call of lox, or never",
+    instead="catch exceptions in the callback",
+    install=_watch_barrier,
+)
+_quietly = threading.local()
+
+
+def wait_for_callbacks() -> None:
+    """`jax.effects_barrier()`, without the hook."""
+    _quietly.waiting = True
+    try:
+        jax.effects_barrier()
+    finally:
+        _quietly.waiting = False
+
+
+# --- calls of programs -------------------------------------------------------
+
+
+_make: Callable[[Callable[[], Any]], Any] = lambda call: call()  # noqa: E731
+
+
+def around_programs(hook: Callable[[Callable[[], Any]], Any]) -> None:
+    """Lets `hook` make every call of a program that has effects."""
+    global _make
+    _make = hook
+
+
+def _watch_programs() -> None:
+    program = _ExecuteReplicated
+    if not hasattr(program, "_add_tokens_to_inputs"):  # not the class that is meant
+        raise UnavailableError("JAX calls programs with effects in another way")
+    original = program.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (self.ordered_effects or self.has_unordered_effects):
+            return original(self, *args, **kwargs)
+        tokens = _runtime_tokens
+        if getattr(tokens, "lox_stopped", 0) != _stopped:
+            tokens.lox_stopped = _stopped
+            _forget_failed(tokens)
+        return _make(lambda: original(self, *args, **kwargs))
+
+    program.__call__ = call
+
+
+PROGRAMS = Patch(
+    "the call of compiled programs with effects",
+    without="an interrupt of a jitted program is raised as an error of XLA",
+    instead="catch `jax.errors.JaxRuntimeError`",
+    install=_watch_programs,
+)
+
+
+def is_done(outputs: Sequence[Any]) -> bool:
+    """Whether a program that has these outputs, and effects, has ended."""
+    tokens = (token._buf for token in _runtime_tokens.current_tokens.values())
+    try:
+        return all(x.is_ready() for x in (*tokens, *outputs))
+    except AttributeError:
+        return False
+
+
+# what the error of a program says that one of our callbacks has ended
+STOPPED = "stopped by an interrupt during lox's callback"
+_stopped = 0
+
+
+def program_stopped() -> None:
+    """Hears that a callback is about to end a program that runs in a thread of XLA's.
+
+    JAX would hand the error on to the next program with ordered effects.
+    """
+    global _stopped
+    _stopped += 1
+
+
+def _forget_failed(tokens: Any) -> None:
+    """Forgets, of the programs that JAX waits for, those that were stopped."""
+    for known in (tokens.current_tokens, tokens.output_runtime_tokens):
+        for name, token in list(known.items()):
+            try:
+                token.block_until_ready()
+            except jax.errors.JaxRuntimeError as error:
+                if STOPPED not in str(error):
+                    raise
+                del known[name]
+
+
+# --- callbacks that run ------------------------------------------------------
+
+_CALLBACK_FILE = os.path.join(tracebacks.JAX_DIRECTORY, "_src", "callback.py")
+# the code of the functions of ours that XLA calls
+receivers: set[CodeType] = set()
+
+
+def in_callback() -> bool:
+    """Whether a callback of a program is among the functions that called us.
+
+    Waiting for callbacks, one would wait there for oneself.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def in_receiver(frame: FrameType | None) -> bool:
+    """Whether `frame` is in a call that XLA makes of a function of ours."""
+    while frame is not None:
+        if frame.f_code in receivers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def called_by_xla_thread() -> bool:
+    """Whether we run in a callback that no Python code of this thread waits for."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE
+
+
+# --- transfers ---------------------------------------------------------------
+
+
+def to_numpy(x: Any) -> Any:
+    """NumPy; by a named transfer where `jax.transfer_guard` forbids all others."""
+    try:
+        return np.asarray(x)
+    except jax.errors.JaxRuntimeError:
+        return np.asarray(jax.device_get(x))
+
+
+def to_array(x: Any) -> Any:
+    """The other way: a JAX array of what the host has."""
+    try:
+        return jax.numpy.asarray(x)
+    except jax.errors.JaxRuntimeError:
+        return jax.device_put(x)
+
+
+patches.add(BARRIER, PROGRAMS)

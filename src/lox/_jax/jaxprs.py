@@ -1,0 +1,284 @@
+"""Reading, tracing and rebuilding jaxprs."""
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex, linear_util as lu
+from jax.extend.core import JaxprEqn
+from jax.interpreters import partial_eval as pe
+
+from . import compat
+
+_Unspecified = compat.private(
+    "sharding_impls.UnspecifiedValue",
+    "it takes longer to search the parameters of `jit`",
+    default=type(None),
+)
+
+Jaxpr = jex.Jaxpr
+ClosedJaxpr = jex.ClosedJaxpr
+Literal = jex.Literal
+
+
+def is_jaxpr(x: Any) -> bool:
+    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def open_jaxpr(x: Any) -> Any:
+    """The equations of `x`, closed or not (from 0.11 on, both are one class)."""
+    return x.jaxpr if isinstance(x, jex.ClosedJaxpr) else x
+
+
+def close(x: Any) -> Any:
+    """`x` with its constants, of which an open jaxpr must not have any."""
+    return x if isinstance(x, jex.ClosedJaxpr) else jex.ClosedJaxpr(x, ())
+
+
+def _constants(x: Any) -> tuple[Any, Sequence[Any]]:
+    """The variables of a jaxpr's constants, and their values, if it has them."""
+    constvars = open_jaxpr(x).constvars
+    values = x.consts if isinstance(x, jex.ClosedJaxpr) else ()
+    return constvars, values or ()
+
+
+def rewritten(like: Any, rewrite: Callable[[Any], Any]) -> Any:
+    """A jaxpr, closed or not, with what `rewrite` makes of it as a closed one.
+
+    An open jaxpr may have constants, whose values come from elsewhere.
+    """
+    constvars, values = _constants(like)
+    if isinstance(like, jex.ClosedJaxpr) and len(values) == len(constvars):
+        new = rewrite(like)
+        return new if values else _without_constants(new)
+    new = rewrite(jex.ClosedJaxpr(_with_constants_as_inputs(open_jaxpr(like)), ()))
+    new = _without_constants(new)
+    inputs, count = new.jaxpr.invars, len(constvars)
+    return new.jaxpr.replace(constvars=inputs[:count], invars=inputs[count:])
+
+
+def _without_constants(closed: Any) -> Any:
+    """Hides constants in a call, where a parameter has no place for them."""
+    if not closed.consts:
+        return closed
+    return trace(jax.jit(jex.jaxpr_as_fun(closed)), closed.in_avals, closed)[0]
+
+
+def constants_to_inputs(x: Any) -> tuple[Any, list[Any]]:
+    """An open jaxpr whose first inputs are what were its constants, and those."""
+    return _with_constants_as_inputs(open_jaxpr(x)), list(_constants(x)[1])
+
+
+def _with_constants_as_inputs(jaxpr: Any) -> Any:
+    if not jaxpr.constvars:
+        return jaxpr
+    return jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *jaxpr.invars],
+        debug_info=_unnamed(jaxpr.debug_info),
+    )
+
+
+def _unnamed(debug_info: Any) -> Any:
+    # 0.9 has no such method, and does not check the names either.
+    forget = getattr(debug_info, "with_unknown_names", None)
+    return forget() if forget else debug_info
+
+
+def trace(
+    fun: Callable[..., Any], avals: Sequence[Any], like: Any
+) -> tuple[Any, Any, list[Any]]:
+    """Traces `fun`, which takes flat arguments and returns a pytree.
+
+    Args:
+        fun: the function.
+        avals: the types of its arguments.
+        like: the jaxpr that it replaces, for its debugging information.
+
+    Returns:
+        The closed jaxpr, the structure of its result, and the result's types.
+    """
+    tree = None
+
+    def flat(*args: Any) -> list[Any]:
+        nonlocal tree
+        leaves, tree = jax.tree.flatten(fun(*args))
+        return leaves
+
+    info = _unnamed(open_jaxpr(like).debug_info)
+    if getattr(info, "arg_names", ()) is None:  # 0.9 adds to them
+        info = info._replace(arg_names=("",) * len(avals))
+    wrapped = lu.wrap_init(flat, debug_info=info)
+    jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
+    return _noted(jex.ClosedJaxpr(jaxpr, consts)), tree, list(out_avals)
+
+
+_made_here: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _noted(closed: Any) -> Any:
+    _made_here.add(closed)
+    return closed
+
+
+def is_made_here(closed: Any) -> bool:
+    """Whether a closed jaxpr was made by lox, in the place of one that logged."""
+    return closed in _made_here
+
+
+def without_forwarded(
+    closed: Any, inputs: int, outputs: int
+) -> tuple[Any, dict[int, int]]:
+    """Drops outputs that are inputs, from given positions on.
+
+    Args:
+        closed: a closed jaxpr.
+        inputs: the first input that may be forwarded.
+        outputs: the first output that may be one.
+
+    Returns:
+        The smaller jaxpr, and the dropped outputs with the inputs that they are.
+    """
+    jaxpr = closed.jaxpr
+    position = {var: i for i, var in enumerate(jaxpr.invars) if i >= inputs}
+    dropped = {
+        i: position[var]
+        for i, var in enumerate(jaxpr.outvars)
+        if i >= outputs and not isinstance(var, jex.Literal) and var in position
+    }
+    if not dropped:
+        return closed, {}
+    kept = [var for i, var in enumerate(jaxpr.outvars) if i not in dropped]
+    new = jaxpr.replace(outvars=kept, debug_info=_unnamed(jaxpr.debug_info))
+    new = new if closed is jaxpr else jex.ClosedJaxpr(new, closed.consts)
+    return _noted(new), dropped
+
+
+def hijax(eqn: JaxprEqn) -> Any:
+    """The high-level primitive that `eqn` calls, or None."""
+    return hijax_of(eqn.primitive, eqn.params)
+
+
+def hijax_of(primitive: Any, params: dict[str, Any]) -> Any:
+    return params.get("_prim") if primitive.name == "call_hi_primitive" else None
+
+
+def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    """Every jaxpr (closed or open) in an equation's parameters."""
+    return _jaxprs_in(params.values())
+
+
+def _jaxprs_in(items: Iterable[Any]) -> Iterator[Any]:
+    without = _types_without_jaxprs()
+    for item in items:
+        if type(item) in without:
+            continue
+        if isinstance(item, tuple | list):
+            yield from _jaxprs_in(item)
+        elif is_jaxpr(item):
+            yield item
+        elif isinstance(item, jax.stages.Traced):
+            yield item.jaxpr
+        elif is_hijax(item):
+            yield from jaxprs_in(item.params)
+
+
+@functools.cache
+def _types_without_jaxprs() -> frozenset[type]:
+    """The types of nearly all parameters; every equation is searched for jaxprs."""
+    numbers = (bool, int, float, complex, str, np.int64)
+    dtypes = (type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD")
+    return frozenset({type(None), *numbers, *dtypes, _Unspecified, jax.sharding.Mesh})
+
+
+def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
+    """Every jaxpr in an equation; of a high-level primitive without any, its own.
+
+    Such a one runs Python code when it is expanded. Its effects tell whether that may
+    log.
+    """
+    found = False
+    for jaxpr in jaxprs_in(eqn.params):
+        found = True
+        yield jaxpr
+    if not found and eqn.effects and hijax(eqn) is not None:
+        yield expanded_hijax(eqn)
+
+
+def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """`params` with every jaxpr in them changed."""
+
+    def leaf(item: Any) -> Any:
+        if is_jaxpr(item):
+            return change(item)
+        if isinstance(item, jax.stages.Traced):
+            new = copy.copy(item)
+            new._params = {**item._params, "jaxpr": change(item.jaxpr)}
+            for name in ("_lojax", "_closure_converted"):  # caches of the old one
+                if hasattr(item, name):
+                    setattr(new, name, None)
+            return new
+        if is_hijax(item):
+            return with_changed_jaxprs(item, change)
+        return item
+
+    def value(item: Any) -> Any:
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*map(leaf, item))
+        if isinstance(item, tuple | list):
+            return type(item)(map(leaf, item))
+        return leaf(item)
+
+    return {name: value(item) for name, item in params.items()}
+
+
+def is_hijax(item: Any) -> bool:
+    return hasattr(item, "in_avals_flat") and isinstance(
+        getattr(item, "params", None), dict
+    )
+
+
+def with_changed_jaxprs(prim: Any, change: Callable[[Any], Any]) -> Any:
+    """A high-level primitive with its jaxprs changed."""
+    return with_params(prim, map_jaxprs(prim.params, change))
+
+
+def with_params(prim: Any, changes: dict[str, Any]) -> Any:
+    """A copy of a high-level primitive that has other parameters."""
+    new = copy.copy(prim)
+    new.params = {**prim.params, **changes}
+    new.__dict__.update(new.params)
+    inner = list(jaxprs_in(new.params))
+    if prim.effects and inner:
+        new.effects = frozenset().union(*(open_jaxpr(j).effects for j in inner))
+    return new
+
+
+def innermost(prim: Any) -> Any:
+    """What is batched, up to 0.11 by a high-level primitive around it."""
+    while type(prim).__name__ == "VmapOf":
+        prim = prim.params["prim"]
+    return prim
+
+
+def expanded_hijax(eqn: JaxprEqn) -> Any:
+    """The definition of a high-level primitive in lower ones, as a closed jaxpr."""
+    avals = [var.aval for var in eqn.invars]
+    return jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(
+        *avals
+    )
+
+
+def jaxpr_function(closed: Any) -> Any:
+    """A closed jaxpr as a wrapped function of flat arguments."""
+    info = _unnamed(closed.jaxpr.debug_info)
+    return lu.wrap_init(jex.jaxpr_as_fun(closed), debug_info=info)
+
+
+def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """Runs a closed jaxpr."""
+    return jex.jaxpr_as_fun(closed)(*args)

@@ -1,0 +1,138 @@
+"""JAX's higher-order primitives, and their parameters by version."""
+
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core as jex
+from jax.extend.core import JaxprEqn
+
+from . import compat
+
+Primitive = jex.Primitive
+
+
+@functools.cache
+def _unspecified() -> tuple[Any, Any]:
+    """The sharding and the layout of a `jit` that says nothing about them."""
+    params = compat.example(jax.jit(lambda x: x), 0.0).eqns[0].params
+    return params["out_shardings"][0], params["out_layouts"][0]
+
+
+def jit_inlines_or_not() -> bool:
+    """Whether the parameter `inline` is a flag; from 0.11 on, it also says when."""
+    params = compat.example(jax.jit(lambda x: x), 0.0).eqns[0].params
+    return isinstance(params["inline"], bool)
+
+
+def jit_params(params: dict[str, Any], inputs: int, outputs: int) -> dict[str, Any]:
+    """Parameters of `jit` for that many more inputs in front and outputs behind."""
+    sharding, layout = _unspecified()
+    return {
+        "in_shardings": (sharding,) * inputs + tuple(params["in_shardings"]),
+        "in_layouts": (layout,) * inputs + tuple(params["in_layouts"]),
+        "donated_invars": (False,) * inputs + tuple(params["donated_invars"]),
+        "out_shardings": tuple(params["out_shardings"]) + (sharding,) * outputs,
+        "out_layouts": tuple(params["out_layouts"]) + (layout,) * outputs,
+    }
+
+
+jit_p: Any = jex.primitives.jit_p
+scan_p: Any = jex.primitives.scan_p
+cond_p: Any = jex.primitives.cond_p
+while_p: Any = jex.primitives.while_p
+checkpoint_p: Any = jex.primitives.remat_p
+linear_solve_p: Any = jex.primitives.linear_solve_p
+hijax_p: Any = compat.private(
+    "hijax.call_hi_primitive_p", "there are no high-level primitives", default=None
+)
+
+# Primitives that the user knows by other names.
+_PUBLIC_NAMES = {"remat2": "checkpoint", "while": "while_loop"}
+
+
+def public_name(primitive: Any) -> str:
+    """The name of the function that binds a primitive."""
+    return _PUBLIC_NAMES.get(primitive.name, primitive.name)
+
+
+# What has the programs inside that a function is made of.
+HIGHER_ORDER = (jit_p, scan_p, cond_p, while_p, checkpoint_p, linear_solve_p)
+
+# What calls a jaxpr, and is batched by batching that.
+CALLS: frozenset[Any] = frozenset(
+    primitive
+    for primitive in (
+        *(
+            getattr(jex.primitives, name, None)
+            for name in (
+                "call_p",
+                "closed_call_p",
+                "custom_jvp_call_p",
+                "custom_vjp_call_p",
+                "jit_p",
+                "remat_p",
+            )
+        ),
+        compat.private(
+            "core.eval_jaxpr_p", "no primitive only evaluates a jaxpr", default=None
+        ),
+        compat.private(
+            "core.closed_call_p", "the one that JAX exports is the same", default=None
+        ),
+        compat.private(
+            "core.call_p", "the one that JAX exports is the same", default=None
+        ),
+    )
+    if primitive is not None
+)
+
+# From 0.11 on, the groups of scan's operands are flat trees, of which only the sizes
+# matter; before, they are counted.
+
+
+@functools.cache
+def _flat_trees() -> tuple[Any, Any]:
+    """The class of such groups, and one of their leaves."""
+    scan = compat.example(
+        lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=1), 0.0
+    ).eqns[0]
+    groups = scan.params["ft_in"]
+    return type(groups), groups.unpack()[1].unpack()[0]
+
+
+def scan_sizes(params: dict[str, Any], operands: int) -> tuple[int, int, int]:
+    """How many constants, carries and scanned inputs a scan has."""
+    if "ft_in" in params:
+        consts, carry, xs = (len(group) for group in params["ft_in"].unpack())
+        return consts, carry, xs
+    consts, carry = params["num_consts"], params["num_carry"]
+    return consts, carry, operands - consts - carry
+
+
+def scan_params(
+    params: dict[str, Any], consts: int, carry: int, xs: int, ys: int
+) -> dict[str, Any]:
+    """Parameters of a scan that has these many operands and stacked outputs."""
+    if "ft_in" in params:
+        group, leaf = _flat_trees()
+        groups = [group(*[leaf] * size) for size in (consts, carry, xs, ys)]
+        return {"ft_in": group(*groups[:3]), "ft_out": group(groups[1], groups[3])}
+    new: dict[str, Any] = {"num_consts": consts, "num_carry": carry}
+    if "linear" in params:  # up to 0.9
+        new["linear"] = (False,) * (consts + carry + xs)
+    return new
+
+
+def comparable_params(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation, without what does not matter to what it does."""
+    params = dict(eqn.params)
+    if eqn.primitive is scan_p and "ft_in" in params:
+        params["ft_in"] = scan_sizes(params, len(eqn.invars))
+        del params["ft_out"]
+    return params
+
+
+def manual_axes(params: dict[str, Any]) -> frozenset[str]:
+    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))

@@ -1,0 +1,86 @@
+"""Where derivative rules were written: by the user, or in JAX itself."""
+
+import functools
+import os
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from . import jaxprs, tracebacks
+
+
+def name_of_custom_jvp(eqn: JaxprEqn) -> str:
+    """The name by which a `custom_jvp` function is known to a watch."""
+    return name_of(
+        jaxprs.open_jaxpr(eqn.params["call_jaxpr"]), eqn.params["jvp_jaxpr_fun"]
+    )
+
+
+def placed_like(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """`fun`, but JAX takes it for a function of the same name and place as `like`."""
+    found = re.fullmatch(r"(\S+) at (.+):(\d+)", place_of(jaxprs.open_jaxpr(like)))
+    if found is None:
+        return fun
+
+    def call(*args: Any) -> Any:
+        return fun(*args)
+
+    name, file, line = found.groups()
+    code = call.__code__.replace(
+        co_name=name, co_filename=file, co_firstlineno=int(line)
+    )
+    return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
+
+
+def name_of(function: Any, rule: Any) -> str:
+    return f"{place_of(function)}, {place_of(rule)}"
+
+
+def place_of(rule: Any) -> str:
+    info = getattr(rule, "debug_info", None)
+    return getattr(info, "func_src_info", None) or ""
+
+
+def rules_of_jax(eqn: JaxprEqn) -> bool:
+    """Whether a custom function is one of JAX's own (`relu`, say)."""
+    prim = jaxprs.hijax(eqn)
+    if prim is not None:  # its rules do not say where they were written
+        place = place_of(jaxprs.open_jaxpr(jaxprs.innermost(prim).traced.jaxpr))
+        return is_jax_rule(place, place)
+    call = next(
+        (eqn.params[x] for x in ("call_jaxpr", "call") if x in eqn.params), None
+    )
+    function = place_of(call if call is None else jaxprs.open_jaxpr(call))
+    rules = (eqn.params.get(name) for name in ("jvp_jaxpr_fun", "bwd", "rule"))
+    return any(is_jax_rule(place_of(rule), function) for rule in rules)
+
+
+# Those of JAX's modules whose rules call no function of the user's. Elsewhere they do:
+# in `custom_gradient`, `custom_root` and `odeint`.
+_WITHOUT_USERS = tuple(
+    os.path.join(tracebacks.JAX_DIRECTORY, "_src", *path.split("/"))
+    for path in (
+        "lax/lax.py",
+        "lax/other.py",
+        "lax/erf.py",
+        "nn/",
+        "numpy/",
+        "scipy/special.py",
+        "third_party/",
+        "cudnn/",
+    )
+)
+
+# where the rule is that `defjvps` makes, whoever calls it
+CUSTOM_DERIVATIVES = os.path.join(
+    tracebacks.JAX_DIRECTORY, "_src", "custom_derivatives.py"
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_jax_rule(rule: str, function: str) -> bool:
+    place = function if CUSTOM_DERIVATIVES in rule else rule
+    return any(path in place for path in _WITHOUT_USERS)

@@ -1,0 +1,213 @@
+"""JAX's tables of rules: those of our primitives, and JAX's own, read or wrapped."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.interpreters import ad, batching, mlir, partial_eval as pe
+
+from . import compat, primitives
+from .patches import UnavailableError
+
+# --- rules of our primitives -------------------------------------------------
+
+register_lowering = mlir.register_lowering
+
+
+def register_lowering_as(primitive: Any, fun: Callable[..., Any]) -> None:
+    """Lowers a primitive as what `fun` does with its operands and parameters."""
+    lower = mlir.lower_fun(fun, multiple_results=primitive.multiple_results)
+    register_lowering(primitive, lower)
+
+
+def lower_as(ctx: Any, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
+    """Lowers an equation with several results as what `fun` does, in its rule."""
+    return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
+
+
+def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Gives a primitive a rule for `vmap`: of the axis, the operands and their axes.
+
+    It is called even if no operand is mapped.
+    """
+    batching.fancy_primitive_batchers[primitive] = rule
+
+
+def register_jvp(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Gives a primitive a rule for forward mode: of the primals and the tangents."""
+    ad.primitive_jvps[primitive] = rule
+
+
+def register_transpose(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Gives a primitive a rule for reverse mode: of the cotangents and the operands."""
+    ad.primitive_transposes[primitive] = rule
+
+
+def set_no_derivative(primitive: Any) -> None:
+    """Gives a primitive with one result a derivative that is zero."""
+
+    def jvp(
+        primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    ) -> tuple[Any, Any]:
+        del tangents
+        out = primitive.bind(*primals, **params)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+
+    register_jvp(primitive, jvp)
+
+
+def register_jet(primitive: primitives.Primitive) -> None:
+    """Lets `jax.experimental.jet` pass a primitive without results."""
+    try:
+        from jax.experimental import jet
+    except ImportError:  # then there is nothing to pass through
+        return
+
+    def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
+        del series
+        return primitive.bind(*primals, **params), []
+
+    jet.jet_rules[primitive] = rule
+
+
+# --- rules of other primitives -----------------------------------------------
+
+
+def jvp_rule(primitive: Any) -> Callable[..., Any]:
+    """The rule of a primitive for forward mode."""
+    return ad.primitive_jvps[primitive]
+
+
+def transpose_rule(primitive: Any) -> Callable[..., Any]:
+    """The rule of a primitive for reverse mode."""
+    return ad.primitive_transposes[primitive]
+
+
+def batching_rule(primitive: Any) -> Callable[..., Any]:
+    """The rule of a primitive, as a function of the axis, values, and their axes."""
+    if primitive in batching.fancy_primitive_batchers:
+        return batching.fancy_primitive_batchers[primitive]
+    # up to 0.9, there are tables of their own for simpler rules
+    if primitive in batching.axis_primitive_batchers:
+        rule = batching.axis_primitive_batchers[primitive]
+        return lambda axis, args, dims, **params: rule(
+            axis.size, axis.name, None, args, dims, **params
+        )
+    rule = batching.primitive_batchers[primitive]
+    return lambda axis, args, dims, **params: rule(args, dims, **params)
+
+
+# --- wrapping JAX's rules ----------------------------------------------------
+
+_dce_rules = compat.private(
+    "interpreters.partial_eval.dce_rules", "keep a `checkpoint` that only logs"
+)
+_linearizations = compat.private(
+    "interpreters.ad.primitive_linearizations", "keep events in a loop under `grad`"
+)
+_partial_eval_equation_rules = compat.private(
+    "interpreters.partial_eval.partial_eval_jaxpr_custom_rules",
+    "keep events in a loop under `checkpoint`",
+)
+_lowerings = compat.private(
+    "interpreters.mlir._lowerings", "log in the condition of a `while_loop`"
+)
+
+# By the names that patches go by: the table, and how many arguments a rule takes by
+# position at least. (Some take an equation, whose parameters are not arguments.)
+_TABLES: dict[str, tuple[Callable[[], Any], int]] = {
+    "batching": (lambda: batching.fancy_primitive_batchers, 3),
+    "checkify": (
+        # once it is imported
+        lambda: compat.private(
+            "checkify.error_checks", "log in the condition of a checked `while_loop`"
+        ),
+        2,
+    ),
+    "dead code": (lambda: _dce_rules, 2),
+    "JVP": (lambda: ad.primitive_jvps, 2),
+    "linearization": (lambda: _linearizations, 1),
+    "partial evaluation": (lambda: pe.custom_partial_eval_rules, 1),
+    "checkpoint": (lambda: _partial_eval_equation_rules, 4),
+}
+_OF_EQUATIONS = ("dead code", "checkpoint")
+
+# Whether a rule is to be wrapped for an equation with these parameters.
+Applies = Callable[[dict[str, Any]], Any]
+
+
+def wrap_rule(
+    kind: str, primitive: Any, wrapper: Callable[..., Any], applies: Applies
+) -> None:
+    """Has `wrapper(rule, *args, **params)` called in place of one of JAX's rules.
+
+    Args:
+        kind: which rule (see `_TABLES`).
+        primitive: whose rule.
+        wrapper: gets the rule, and what JAX calls it with.
+        applies: to which equations; others get JAX's rule, and nothing of them is read
+            but their parameters.
+    """
+    get_table, positional = _TABLES[kind]
+    try:
+        table = get_table()
+    except AttributeError:
+        raise UnavailableError(f"JAX has no table of {kind} rules") from None
+    if compat.is_missing(table):
+        raise table.error()
+    if primitive not in table:
+        raise UnavailableError(f"`{primitive}` has no {kind} rule")
+    rule = table[primitive]
+    _check_arguments(rule, positional)
+    of_equation = kind in _OF_EQUATIONS
+
+    @functools.wraps(rule)
+    def wrapped(*args: Any, **params: Any) -> Any:
+        if not applies(args[-1].params if of_equation else params):
+            return rule(*args, **params)
+        return wrapper(rule, *args, **params)
+
+    table[primitive] = wrapped
+
+
+def _check_arguments(rule: Any, positional: int) -> None:
+    try:
+        signature = inspect.signature(rule)
+    except (TypeError, ValueError):  # a callable object that does not say
+        return
+    try:
+        signature.bind_partial(*[None] * positional)
+    except TypeError:
+        raise UnavailableError(f"the rule takes other arguments: {signature}") from None
+
+
+def wrap_lowering(
+    primitive: Any, wrapper: Callable[..., Any], applies: Applies
+) -> None:
+    """The same for the rule by which a primitive is lowered on every platform."""
+    if primitive not in _lowerings:
+        raise UnavailableError(f"`{primitive}` has no lowering rule")
+    entry = _lowerings[primitive]
+    rule = entry.rule
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        if not applies(params):
+            return rule(ctx, *args, **params)
+        return wrapper(rule, ctx, *args, **params)
+
+    register_lowering(primitive, lower, inline=getattr(entry, "inline", True))
+
+
+def check_before_bind(
+    primitive: Any, check: Callable[[Sequence[Any], dict[str, Any]], None]
+) -> None:
+    """Calls `check`, which may raise, with whatever a primitive is bound with."""
+    bind = primitive.bind
+
+    def checked(*args: Any, **params: Any) -> Any:
+        check(args, params)
+        return bind(*args, **params)
+
+    primitive.bind = checked

@@ -1,0 +1,25 @@
+"""What JAX's tracebacks and stacks of calls show."""
+
+import os
+
+import jax
+
+from . import compat
+
+
+def hide_frames(directory: str) -> None:
+    """Leaves our own frames out of tracebacks, as JAX leaves out its own."""
+    register = compat.private(
+        "traceback_util.register_exclusion",
+        "frames of lox show in the tracebacks of the user's errors",
+        default=None,
+    )
+    if register is not None:
+        register(directory)
+
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+hide_frames(_HERE)
+hide_frames(os.path.join(os.path.dirname(_HERE), "logify"))
+
+JAX_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")

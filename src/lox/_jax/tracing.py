@@ -1,0 +1,174 @@
+"""The trace that is under way: binding and copying equations into it."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex, source_info_util
+from jax.extend.core import JaxprEqn
+from jax.interpreters import partial_eval as pe
+
+from . import compat, jaxprs, primitives
+
+_trace_ctx = compat.private(
+    "core.trace_ctx", "functions are jitted where they need not be", default=None
+)
+_DynamicJaxprTrace = compat.private(
+    "interpreters.partial_eval.DynamicJaxprTrace", "tell whether a program is traced"
+)
+_trace_context = compat.private(
+    "config.trace_context", "remember what it makes of programs"
+)
+
+
+def _current_trace() -> Any:
+    return None if _trace_ctx is None else _trace_ctx.trace
+
+
+def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
+    """Binds the primitive of `eqn` again, with some of its parameters changed."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    if isinstance(params, tuple):  # up to 0.9: functions, and the parameters
+        functions, params = params
+        outs = eqn.primitive.bind(*functions, *args, **params)
+    else:
+        outs = eqn.primitive.bind(*args, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+# Adds an equation to the program that is being traced, given the values of variables;
+# None if that has to be left to `bind`.
+Copy = Callable[[JaxprEqn, dict[Any, Any]], list[Any] | None]
+
+
+def equation_copier() -> Copy | None:
+    """A way to add equations as they are, without asking their types again.
+
+    Binding an equation takes five times as long. It is needed wherever something other
+    than a plain trace is under way.
+    """
+    trace = _current_trace()
+    if trace is None or type(trace) is not _DynamicJaxprTrace:
+        return None
+    names = source_info_util.current_name_stack()
+
+    def copy(eqn: JaxprEqn, env: dict[Any, Any]) -> list[Any] | None:
+        if eqn.effects or _is_high(eqn):
+            return None
+        info = eqn.source_info
+        if names.stack:
+            info = info.replace(name_stack=names + info.name_stack)
+        tracers = []
+        for atom in eqn.invars:
+            if isinstance(atom, jex.Literal):
+                tracers.append(pe.DynamicJaxprTracer(trace, atom.aval, atom, info))
+                continue
+            x = env[atom]
+            if not isinstance(x, jax.Array):
+                return None
+            x = trace.to_jaxpr_tracer(x, info)
+            if x.aval is not atom.aval and x.aval != atom.aval:
+                return None
+            tracers.append(x)
+        avals = [var.aval for var in eqn.outvars]
+        return trace.emit_eqn(
+            tracers, avals, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx
+        )
+
+    return copy
+
+
+def _is_high(eqn: JaxprEqn) -> bool:
+    """Whether there are high-level primitives in an equation, which JAX must notice."""
+    if eqn.primitive.name.startswith("call_hi_primitive"):
+        return True
+    inner = jaxprs.jaxprs_in(eqn.params)
+    return any(getattr(jaxprs.open_jaxpr(jaxpr), "is_high", False) for jaxpr in inner)
+
+
+_unknown_p: Any = primitives.Primitive("lox_unknown")
+_unknown_p.multiple_results = True
+_unknown_p.def_abstract_eval(lambda *, aval: [aval])
+
+
+def unknown_values() -> Callable[[Any], Any] | None:
+    """A way to make values of which only the type is known; None where there is none.
+
+    Programs with such values can be looked at, but not run.
+    """
+    trace = _current_trace()
+    if trace is None or type(trace) is not _DynamicJaxprTrace:
+        return None
+
+    def unknown(aval: Any) -> Any:
+        return trace.emit_eqn([], [aval], _unknown_p, {"aval": aval}, frozenset())[0]
+
+    return unknown
+
+
+class equation_context:
+    """What JAX had set when `eqn` was traced: its source line, names and config."""
+
+    __slots__ = ("_eqn", "_managers")
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._eqn = eqn
+
+    def __enter__(self) -> None:
+        info = self._eqn.source_info
+        names = source_info_util.current_name_stack() + info.name_stack
+        user = source_info_util.user_context(info.traceback, name_stack=names)
+        self._managers = (user, self._eqn.ctx.manager)
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*exc)
+
+
+# What JAX raises where Python needs the value of a traced array.
+CONCRETE_VALUE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+# Whether no transformation of JAX's is under way around a call. Every call asks, so it
+# is JAX's own function.
+at_top_level: Callable[[], bool] = compat.private(
+    "core.trace_state_clean",
+    "an eager call is treated like one inside a transformation",
+    default=lambda: False,
+)
+
+
+def is_staging() -> bool:
+    """Whether this call is being traced into a larger program, by `jit` or a loop.
+
+    It is not under an eager `vmap` or `grad`, which evaluate what they trace.
+    """
+    trace = _current_trace()
+    while trace is not None:
+        if isinstance(trace, _DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def trace_reference() -> Callable[[], Any]:
+    """A weak reference to the trace that is under way; what it gives may be None."""
+    trace = _current_trace()
+    return (lambda: None) if trace is None else weakref.ref(trace)
+
+
+def is_tracer_of(x: Any, trace: Any) -> bool:
+    """Whether `x` is a value of a trace."""
+    return isinstance(x, jax.core.Tracer) and getattr(x, "_trace", None) is trace
+
+
+def trace_context() -> Any:
+    """What JAX's own caches of traces go by, beside the types."""
+    return _trace_context()

@@ -1,0 +1,210 @@
+"""Functions whose primitives are watched while they run."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jax.extend import linear_util as lu
+
+from . import compat, jaxprs, patches, rule_sources
+
+_Trace = compat.private("core.Trace", "functions cannot be watched", default=object)
+_trace_ctx = compat.private("core.trace_ctx", "watch functions that JAX calls")
+_set_current_trace = compat.private(
+    "core.set_current_trace", "watch functions that JAX calls"
+)
+_BwdWithAccums = compat.private(
+    "interpreters.ad.CustomBwdWithAccums",
+    "up to 0.11, no backward rule adds to accumulators",
+    default=None,
+)
+
+
+class Watch(Protocol):
+    """What looks at the primitives that a function binds, and may change them."""
+
+    def begin(self) -> "Watch":
+        """The watch for one run of the function."""
+        ...
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Binds a primitive, in the trace that is around the watched function."""
+        ...
+
+    def inside(self, role: str, name: str) -> "Watch | None":
+        """The watch for a function that a primitive is given; None for none.
+
+        Args:
+            role: `"call"` for what is called, `"jvp"`, `"fwd"` and `"bwd"` for the
+                derivative rules of a custom function.
+            name: the places of the custom function and its rule; empty for others.
+        """
+        ...
+
+
+class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
+    """Passes everything on to the trace around it, by way of a watch.
+
+    It has no tracers of its own: a watched function sees the values that it would see
+    otherwise, so that its Python control flow is what it was.
+    """
+
+    __slots__ = ("parent_trace", "watch")
+
+    def __init__(self, parent: Any, watch: Watch) -> None:
+        super().__init__()
+        self.parent_trace = parent
+        self.watch = watch
+        # the trace around it expands what it must
+        self.requires_low = False  # type: ignore[misc]
+
+    def stage_value(self, value: Any) -> Any:
+        return self.parent_trace.stage_value(value)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        with _set_current_trace(self.parent_trace):
+            return self.watch.bind(primitive, args, params)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **params: Any
+    ) -> Any:
+        name = rule_sources.name_of(fun, jvp)
+        fun = self._watched(fun, "call", name)
+        jvp = self._watched(jvp, "jvp", name)
+        return self.parent_trace.process_custom_jvp_call(
+            primitive, fun, jvp, args, **params
+        )
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **params: Any
+    ) -> Any:
+        name = rule_sources.name_of(fun, bwd)
+        fun = self._watched(fun, "call", name)
+        fwd = self._watched(fwd, "fwd", name)
+        bwd = self._watched(bwd, "bwd", name)
+        return self.parent_trace.process_custom_vjp_call(
+            primitive, fun, fwd, bwd, args, **params
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # `shard_map` and the like: each kind of trace has a method for them
+        process = getattr(self.parent_trace, name)
+        if not name.startswith("process_"):
+            return process
+
+        def passed_on(*args: Any, **params: Any) -> Any:
+            new = [
+                self._watched(x, "call", "") if isinstance(x, lu.WrappedFun) else x
+                for x in args
+            ]
+            return process(*new, **params)
+
+        return passed_on
+
+    def _watched(self, fun: Any, role: str, name: str) -> Any:
+        watch = self.watch.inside(role, name)
+        return fun if watch is None else watched_rule(fun, watch)
+
+
+def _pass_on(name: str) -> Any:
+    return property(lambda self: self.__getattr__(name))
+
+
+# up to 0.11, the class above it has some of them, which only raise
+for _name in ("process_call", "process_map", "process_custom_transpose"):
+    if hasattr(_Trace, _name):
+        setattr(_WatchTrace, _name, _pass_on(_name))
+
+
+def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    """`fun`, with every primitive that it binds given to `watch`."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        around = _trace_ctx.trace
+        with _set_current_trace(_WatchTrace(around, watch.begin())):
+            return fun(*args, **kwargs)
+
+    return run
+
+
+def watched_rule(fun: Any, watch: Watch) -> Any:
+    """The same for a function in JAX's own wrapping."""
+    run = watched(fun.call_wrapped, watch)
+    if (
+        _BwdWithAccums is not None
+        and isinstance(fun.f, _BwdWithAccums)
+        and not fun.transforms
+    ):
+        run = _accumulating(fun.f, watch)
+    return lu.wrap_init(run, debug_info=fun.debug_info)
+
+
+def _accumulating(rule: Any, watch: Watch) -> Any:
+    """From 0.12 on, a backward rule may add to accumulators, and return nothing."""
+
+    class Watched(_BwdWithAccums):  # type: ignore[misc, valid-type]
+        def call_with_accums(self, *args: Any) -> Any:
+            return watched(rule.call_with_accums, watch)(*args)
+
+        def __call__(self, *args: Any) -> Any:
+            return watched(rule, watch)(*args)
+
+    return Watched()
+
+
+class Dormant:
+    """A watch that is made when there is something to watch.
+
+    Until the process binds its first event, primitives are bound as they are, except
+    for high-level ones: these run Python code, which may log.
+
+    Args:
+        make: makes the watch, or gives None for none.
+    """
+
+    def __init__(self, make: Callable[[], Watch | None]) -> None:
+        self._make = make
+        self._awake = False
+        self._watch: Watch | None = None
+        # what was asked for while it was dormant, in this order
+        self._asked: list[tuple[str, str, Dormant]] = []
+
+    def _wake(self) -> Watch | None:
+        if not self._awake:
+            self._watch, self._awake = self._make(), True
+            for role, name, child in self._asked:
+                inner = None if self._watch is None else self._watch.inside(role, name)
+                child._make = functools.partial(_given, inner)
+        return self._watch
+
+    def begin(self) -> "Dormant":
+        def make() -> Watch | None:
+            watch = self._wake()
+            return None if watch is None else watch.begin()
+
+        return Dormant(make)
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if not patches.installed and jaxprs.hijax_of(primitive, params) is None:
+            return primitive.bind(*args, **params)
+        watch = self._wake()
+        if watch is None:
+            return primitive.bind(*args, **params)
+        return watch.bind(primitive, args, params)
+
+    def inside(self, role: str, name: str) -> Watch | None:
+        if self._awake or patches.installed:
+            watch = self._wake()
+            return None if watch is None else watch.inside(role, name)
+
+        def make() -> Watch | None:
+            self._wake()
+            return child._make()
+
+        child = Dormant(make)
+        self._asked.append((role, name, child))
+        return child
+
+
+def _given(watch: Watch | None) -> Watch | None:
+    return watch
