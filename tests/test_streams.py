@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import lox
+from lox._reduce.named import REDUCTIONS, Named
 
 NAMES = ("mean", "sum", "min", "max", "first", "last", "count", "std", "var")
 
@@ -144,6 +145,8 @@ def test_prng_keys_can_be_kept_but_not_added():
     assert (jax.random.key_data(logs["k"]) == jax.random.key_data(keys[::2])).all()
     with pytest.raises(lox.LoxTypeError, match=r"'k', logged at .*no mean.*\"last\""):
         lox.spool(f, reduce="mean")(keys)
+    with pytest.raises(lox.LoxTypeError, match=r"'k' is of .*no mean.*\"last\""):
+        lox.spool(f)(keys)[1].reduce("mean")
 
 
 def test_values_may_be_trees_and_python_numbers():
@@ -167,6 +170,32 @@ def test_spooled_and_stacked_reductions_agree(name):
     np.testing.assert_allclose(found["x"], expected["x"], rtol=2e-6, atol=1e-6)
     assert found["x"].dtype == expected["x"].dtype
     assert found.step["x"] == expected.step["x"]
+
+
+class Product(Named):
+    name = "product"
+
+    def init(self, kind):
+        return jnp.ones(kind.shape, kind.dtype)
+
+    def update(self, carried, x, number):
+        return carried * x
+
+    def over_axis(self, rows, axis, mask):
+        return rows.prod(axis=axis)
+
+
+def test_a_reduction_is_one_entry_in_a_table(monkeypatch):
+    monkeypatch.setitem(REDUCTIONS, "product", Product())
+    xs = jnp.array([2.0, 3.0, 4.0])
+    for name in ("product", {"x": "product"}):
+        assert reduced(xs, name) == {"x": 24.0}
+        assert lox.spool(scanned)(xs)[1].reduce(name) == {"x": 24.0}
+    assert reduced(xs, "product", window=2)["x"].tolist() == [6, 4]
+    calls = tapped(scanned, xs, reduce="product", window=2)
+    assert [float(c["x"]) for c in calls] == [6, 4]
+    with pytest.raises(lox.LoxValueError, match=r"unknown.*there are mean.*product"):
+        reduced(xs, "quotient")
 
 
 # --- how reductions are chosen -----------------------------------------------

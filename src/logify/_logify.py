@@ -5,16 +5,17 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
 from lox._interpreter.rows import to_logdict
-from lox._interpreter.taker import check_number, is_outermost
 from lox._interpreter.walk import events_of
 from lox._transforms.arguments import Static
-from lox._transforms.collect import Options, collect
+from lox._transforms.collect import collect
+from lox._transforms.options import Options, decorator
 from lox._transforms.transformed import (
     INSIDE,
     Form,
     Transformed,
     check_callable,
     compiled,
+    is_outermost,
 )
 
 from ._log import API
@@ -77,15 +78,9 @@ def logify(
         {'b': {'sum': 5.0}}
     """
     if fun is None:
-        return lambda fun: logify(
-            fun,
-            capacity=capacity,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-        )
+        return decorator(logify, locals())
     check_callable(fun, f"{API}.logify")
-    checked = check_number(capacity, "capacity", "logify.logify")
-    options = Options(Selection(api=API), capacity=checked)
+    options = Options(f"{API}.logify", Selection(api=API), capacity=capacity)
     static = Static.of(fun, static_argnums, static_argnames)
 
     def compile_form(where: Form) -> Any:

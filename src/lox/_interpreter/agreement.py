@@ -248,7 +248,7 @@ def _along_time(parts: "Sequence[Rows]", common: int) -> bool:
     if not set.intersection(*lines.values()):
         return False
     counts = {len(sizes) for sizes in lines}
-    reduced = parts[0].reduce not in (None, "append")
+    reduced = parts[0].reduction is not None
     return len(counts) > 1 or reduced or _is_remainder(parts, common)
 
 

@@ -18,6 +18,8 @@ from lox._jax import array_types
 from lox._jax.numbers import Literal, Literals
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import logdict
+from lox._reduce.protocol import AnyReduction
+from lox._reduce.reductions import Checked
 from lox._source import Source
 
 from .agreement import agree, cast, check_adopts, check_steps, merged_lines
@@ -39,7 +41,7 @@ class Rows:
             none, if it is strongly typed.
         weak_steps: the same for each step; NumPy numbers count as well.
         lines: the lines that logged it, in their order.
-        reduce: the reduction that it gets.
+        reduce: the reduction that it was given, if any.
         unbounded: whether there may be more rows than these, which are only types.
         devices: whether some lanes are devices of a mesh.
         tags: those of all lines that logged it.
@@ -55,7 +57,9 @@ class Rows:
     weak: tuple[Literals, ...] = dataclasses.field(metadata={"static": True})
     weak_steps: tuple[Literals, ...] = dataclasses.field(metadata={"static": True})
     lines: tuple[Source, ...] = dataclasses.field(metadata={"static": True})
-    reduce: Any = dataclasses.field(metadata={"static": True}, default=None)
+    reduce: AnyReduction | None = dataclasses.field(
+        metadata={"static": True}, default=None
+    )
     unbounded: bool = dataclasses.field(metadata={"static": True}, default=False)
     devices: bool = dataclasses.field(metadata={"static": True}, default=False)
     tags: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
@@ -65,6 +69,11 @@ class Rows:
     def source(self) -> Source:
         """The line that logged it first."""
         return self.lines[0]
+
+    @property
+    def reduction(self) -> AnyReduction | None:
+        """The reduction to one row, if not all rows are kept."""
+        return None if self.reduce is None or self.reduce.keeps_rows else self.reduce
 
     def arrays(self, change: Callable[[Any], Any]) -> "Rows":
         return dataclasses.replace(
@@ -116,7 +125,7 @@ Record = collections.OrderedDict[str, Rows]
 
 
 # from a key and what its `lox.log` asked for, the reduction that it gets
-Reductions = Callable[[str, Any], Any]
+Reductions = Callable[[str, Checked], AnyReduction | None]
 
 
 def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Record:
@@ -181,10 +190,6 @@ def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
 
 def masked(record: Record, mask: Any) -> Record:
     return Record((key, rows.masked(mask)) for key, rows in record.items())
-
-
-def is_reduced(rows: Rows) -> bool:
-    return rows.reduce not in (None, "append")
 
 
 def _ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, Any]:

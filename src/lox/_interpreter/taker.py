@@ -1,21 +1,18 @@
 """What every transformation does alike with the events it may take."""
 
 import dataclasses
-import inspect
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from lox._errors import LoxTypeError, LoxValueError, LoxWarning
+from lox._errors import LoxWarning
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
-from lox._jax import tracing
-from lox._reduce import reductions
-from lox._source import Source, user_line
+from lox._source import Source
 
-from .rows import Record, is_reduced
-from .walk import Collector, State, events_of
+from .rows import Record
+from .walk import Collector, State
 
 
 class Taker(Collector):
@@ -121,102 +118,3 @@ def _warn_of_rule(keys: list[str], source: Source) -> None:
         source.line,
         registry=_warned,
     )
-
-
-is_outermost = tracing.at_top_level
-
-
-def warn_unmatched(closed: Any, selection: Selection, reduce: Any, name: str) -> None:
-    """Warns of names that no event of the program has."""
-    events = [
-        event
-        for event in events_of(closed)
-        if event.sink is None and event.api == selection.api
-    ]
-    keys = list(dict.fromkeys(key for event in events for key in event.keys))
-    tags = dict.fromkeys(tag for event in events for tag in event.tags)
-    _warn(name, "argnames", selection.unmatched(keys), keys)
-    _warn(name, "tags", selection.unmatched_tags(events), tags)
-    _warn(name, "reduce", reductions.unmatched(reduce, keys), keys)
-
-
-def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
-    if not missing:
-        return
-    known = ", ".join(map(repr, known_names)) or "nothing"
-    warnings.warn_explicit(
-        f"`{what}` of `lox.{name}` has {', '.join(map(repr, missing))}, which no "
-        f"`lox.log` in the function matches; there are {known}.",
-        LoxWarning,
-        *user_line(),
-    )
-
-
-_OPTIONS_OF_OTHERS = {
-    ("lox.spool", "buffer"): "`capacity=` is how many rows `lox.spool` keeps of a loop "
-    "without a static length; `buffer=` is an option of `lox.tap`",
-    ("lox.spool", "callback"): "`lox.tap` delivers to a callback",
-    (
-        "lox.spool",
-        "ordered",
-    ): "it is an option of `lox.tap`; spooled rows have an order",
-    ("lox.spool", "batched"): "it is an option of `lox.tap`",
-    ("lox.tap", "capacity"): "a callback gets every row; `buffer=` is how many it gets "
-    "at a time",
-}
-
-
-def check_options(name: str, others: Mapping[str, Any], transformation: Any) -> None:
-    """Raises if there are options that a transformation does not have."""
-    for option in others:
-        hint = _OPTIONS_OF_OTHERS.get((name, option))
-        if hint is None:
-            parameters = inspect.signature(transformation).parameters
-            known = [f"`{one}`" for one in parameters if one not in ("fun", "others")]
-            hint = f"there are {', '.join(known)}"
-        raise LoxTypeError(f"`{name}` has no option `{option}`: {hint}.")
-
-
-_MEANING = {
-    "interval": "1 keeps every event, 10 every tenth",
-    "window": "10 gives one row for every ten events",
-    "capacity": "it is the most rows to keep",
-    "buffer": "it is how many rows the callback gets at a time",
-}
-
-
-def check_number(number: Any, option: str, name: str) -> int | None:
-    """A whole number from 1 on, or None."""
-    if number is None:
-        return None
-    try:
-        whole = int(number.__index__())
-    except (AttributeError, TypeError):
-        raise LoxTypeError(
-            f"`{option}` of `{name}` must be a whole number, not {number!r}."
-        ) from None
-    if isinstance(number, bool) or whole < 1:
-        raise LoxValueError(
-            f"`{option}` of `{name}` must be at least 1, not {number!r}: "
-            f"{_MEANING[option]}."
-        )
-    return whole
-
-
-def check_window(window: int | None, types: Record, name: str) -> None:
-    """A window of keys that nobody reduces would mean nothing."""
-    if window is None or any(map(is_reduced, types.values())):
-        return
-    keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
-    if keys:
-        raise LoxValueError(
-            f"`window` of `lox.{name}` needs a reduction to one row, and {keys} has "
-            f'none. Add `reduce="mean"`, or another one, to `lox.{name}` or to the '
-            f"`lox.log`; to keep one event out of {window}, write `interval={window}`."
-        )
-
-
-def check_prefix(prefix: Any, name: str) -> str:
-    if not isinstance(prefix, str):
-        raise LoxTypeError(f"`prefix` of `{name}` must be a string, not {prefix!r}.")
-    return prefix

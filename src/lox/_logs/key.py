@@ -18,7 +18,8 @@ from lox._arrays import (
     to_numpy,
 )
 from lox._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
-from lox._reduce import reductions
+from lox._reduce.named import REDUCTIONS
+from lox._reduce.protocol import AnyReduction, StackedRows
 
 
 class KeyInfo(NamedTuple):
@@ -158,79 +159,43 @@ class Key(NamedTuple):
         shape = np.shape(leaf)[: np.ndim(leaf) - own]
         return self._replace(mask=namespace(leaf).ones(shape, dtype=bool))
 
-    def reduced(self, key: str, name: Any) -> "Key":
-        if name is None:
+    def reduced(self, key: str, reduction: AnyReduction | None) -> "Key":
+        if reduction is None:
             return self
-        if name == "append":
-            return self.stacked()
         rows = self.stacked()
+        if reduction.keeps_rows:
+            return rows
         info = rows.info
-        if isinstance(name, reductions.Reduction):
-            return rows._folded(key, name)
         leaves, tree = flatten(rows.value)
-        reduced = []
-        for leaf, own in zip(leaves, info.ndims, strict=True):
-            mask = rows.mask
-            if mask is not None:
-                mask = mask.reshape(mask.shape + (1,) * own)
-            axis = info.time_axis(leaf, own)
-            try:
-                reduced.append(
-                    reductions.reduce_stacked(name, leaf, axis, info.lanes, mask)
-                )
-            except LoxValueError as error:
-                raise LoxValueError(f"cannot reduce {key!r}: {error}.") from None
-        ndims = info.ndims
-        if name == "count":  # one number for the whole value
-            reduced, ndims, tree = reduced[:1], (0,), structure_of(0)
-        steps = rows._picked_steps("first" if name == "first" else "last")
-        info = info._replace(stacked=False, ndims=ndims)
-        value = tree.unflatten(reduced)
-        return Key(value, steps, rows._any_happened(), info, rows.dropped)
+        axes = list(map(info.time_axis, leaves, info.ndims))
+        stacked = StackedRows(
+            key, tree, leaves, axes, info.ndims, info.lanes, rows.mask
+        )
+        reduced, tree = reduction.stacked(stacked)
+        lanes = max(axes, default=0) + info.lanes
+        ndims = tuple(np.ndim(leaf) - lanes for leaf in reduced)
+        return Key(
+            tree.unflatten(reduced),
+            rows._steps_of(REDUCTIONS[reduction.step]),
+            rows._any_happened(),
+            info._replace(stacked=False, ndims=ndims),
+            rows.dropped,
+        )
 
-    def _picked_steps(self, which: str) -> dict[str, Any]:
-        axis = self.info.time_axis
-        return {
-            step: reductions.reduce_stacked(
-                which, value, axis(value, 0), self.info.lanes, self.mask
-            )
-            for step, value in self.steps.items()
-            if self.length()  # of no rows, there is no last step either
-        }
+    def _steps_of(self, picks: AnyReduction) -> dict[str, Any]:
+        """The steps of the rows that a reduction picks."""
+        if not self.steps or not self.length():  # no rows have no last step either
+            return {}
+        names, steps = list(self.steps), list(self.steps.values())
+        axes = [self.info.time_axis(step, 0) for step in steps]
+        own = [0] * len(steps)
+        rows = StackedRows("", None, steps, axes, own, self.info.lanes, self.mask)
+        return dict(zip(names, picks.stacked(rows)[0], strict=True))
 
     def _any_happened(self) -> Any:
         if self.mask is None:
             return None
         return self.mask.any(axis=self.info.time_axis(self.mask, 0))
-
-    def _folded(self, key: str, reduction: "reductions.Reduction") -> "Key":
-        """Reduced by a reduction of the user's."""
-        leaves, tree = flatten(self.value)
-        outer = self.info.time_axis(leaves[0], self.info.ndims[0])
-        # the user's functions compute with `jax.numpy`
-        from lox._reduce.custom import fold_stacked
-
-        on_host = not any(map(is_jax_array, leaves))
-        time_first = self.arrays(lambda x, axis: namespace(x).moveaxis(x, axis, 0))
-        reduced, tree = fold_stacked(
-            reduction,
-            tree,
-            leaves_of(time_first.value),
-            outer + self.info.lanes,
-            time_first.mask,
-            key,
-        )
-        if on_host:
-            reduced = tuple(map(np.asarray, reduced))
-        lanes = outer + self.info.lanes
-        ndims = tuple(np.ndim(leaf) - lanes for leaf in reduced)
-        return Key(
-            tree.unflatten(reduced),
-            self._picked_steps("last"),
-            self._any_happened(),
-            self.info._replace(stacked=False, ndims=ndims),
-            self.dropped,
-        )
 
     def plain(self) -> "Key":
         """The same with PRNG keys as their data, which have one axis more."""

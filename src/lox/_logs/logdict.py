@@ -25,6 +25,7 @@ from lox._source import user_line
 
 from . import exports
 from .formatting import Masked, format_value
+from .grouping import group_keys
 from .key import Key, KeyInfo, equal, info_of, sliced
 
 
@@ -437,17 +438,14 @@ class logdict(dict[str, Any]):
 
     def _groups(self) -> list[tuple[list[str], int]]:
         """Keys with the same steps and as many rows, with their number."""
-        groups: list[tuple[list[str], int]] = []
-        for key in self:
-            length = self._key(key).length()
-            steps = self._key_steps(key)
-            for keys, other in groups:
-                if other == length and equal(self._key_steps(keys[0]), steps):
-                    keys.append(key)
-                    break
-            else:
-                groups.append(([key], length))
-        return groups
+        lengths = {key: self._key(key).length() for key in self}
+        steps = {key: self._key_steps(key) for key in self}
+        groups = group_keys(
+            self,
+            lambda key: (lengths[key], frozenset(steps[key])),
+            lambda first, key: equal(steps[first], steps[key]),
+        )
+        return [(keys, lengths[keys[0]]) for keys in groups]
 
     def compact(self) -> "logdict":
         """Exactly the rows that happened; a key that never happened is absent.

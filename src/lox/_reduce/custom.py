@@ -1,106 +1,87 @@
-"""What a `lox.Reduction` carries, and what it does to rows that are stacked already."""
+"""The two forms of a `lox.Reduction`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from lox._arrays import is_jax_array
 from lox._errors import LoxValueError, ShapeError
 from lox._jax import array_types
 
+from .protocol import Accumulator, Leaves, StackedRows, ValueType
 from .reductions import Reduction
 
 
-class UserAccumulator:
-    """A `lox.Reduction`, which sees the values of one lane.
+def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
+    """A `lox.Reduction` in a loop, which sees the values of one lane.
 
     What its functions close over may belong to a trace around this one, and can reach
     the inside of a loop only as a carry: so it goes beside the state.
     """
-
-    counts = False
-
-    def __init__(
-        self,
-        reduction: Reduction,
-        tree: Any,
-        types: Sequence[Any],
-        lanes: int,
-        where: str,
-    ) -> None:
-        self._lanes = lanes
-        self._lane_sizes = types[0].shape[:lanes]
-        self._value_tree = tree
-        value = tree.unflatten(
-            [array_types.strong_zeros(_own_type(kind, lanes)) for kind in types]
+    tree, types, lanes, where = value_type
+    lane_sizes = types[0].shape[:lanes]
+    value = tree.unflatten(
+        [array_types.strong_zeros(_own_type(kind, lanes)) for kind in types]
+    )
+    try:
+        start = _agreed_start(reduction, value, where)
+        updating = jax.make_jaxpr(reduction.update)(start, value)
+        finishing, result = jax.make_jaxpr(reduction.finish, return_shape=True)(start)
+    except Exception as error:
+        error.add_note(f"This was in the `lox.Reduction` of {where} of `lox.log`.")
+        raise
+    if not jax.tree.leaves(result):
+        raise LoxValueError(
+            f"the `finish` of the `lox.Reduction` of {where} gave {result!r}, which "
+            "holds no array."
         )
-        try:
-            start = _agreed_start(reduction, value, where)
-            self._update = jax.make_jaxpr(reduction.update)(start, value)
-            self._finish, result = jax.make_jaxpr(reduction.finish, return_shape=True)(
-                start
-            )
-        except Exception as error:
-            error.add_note(f"This was in the `lox.Reduction` of {where} of `lox.log`.")
-            raise
-        leaves, self._tree = jax.tree.flatten(start)
-        self._start = [
-            array_types.sharded_like(x, kind)
-            for x, kind in zip(leaves, self._update.out_avals, strict=True)
-        ]
-        self._held = [*self._start, *self._update.consts, *self._finish.consts]
-        self._traced = [isinstance(x, jax.core.Tracer) for x in self._held]
-        self.starts_anywhere = not any(self._traced)
-        self.tree = jax.tree.structure(result)
-        if not self.tree.num_leaves:
-            raise LoxValueError(
-                f"the `finish` of the `lox.Reduction` of {where} gave {result!r}, "
-                "which holds no array."
-            )
+    starts = map(array_types.sharded_like, jax.tree.leaves(start), updating.out_avals)
+    held = [list(starts), updating.consts, finishing.consts]
+    flat, held_tree = jax.tree.flatten(held)
+    traced = [isinstance(x, jax.core.Tracer) for x in flat]
 
-    def init(self) -> Any:
-        held = [x for x, traced in zip(self._held, self._traced, strict=True) if traced]
-        return self._spread(self._start), held
+    def opened(carried: Sequence[Any]) -> Any:
+        """The start, and what the two functions close over."""
+        rest = iter(carried)
+        pairs = zip(flat, traced, strict=True)
+        return held_tree.unflatten([next(rest) if own else x for x, own in pairs])
 
-    def restart(self, carried: Any) -> Any:
-        start, _, _ = self._opened(carried[1])
-        return self._spread(start), carried[1]
+    def spread(start: Sequence[Any]) -> list[Any]:
+        return [jnp.broadcast_to(x, (*lane_sizes, *jnp.shape(x))) for x in start]
 
-    def _spread(self, start: Sequence[Any]) -> list[Any]:
-        return [jnp.broadcast_to(x, (*self._lane_sizes, *jnp.shape(x))) for x in start]
-
-    def _opened(self, held: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """The start, and what the functions close over."""
-        rest = iter(held)
-        pairs = zip(self._held, self._traced, strict=True)
-        full = [next(rest) if traced else x for x, traced in pairs]
-        middle = len(self._start)
-        end = middle + len(self._update.consts)
-        return full[:middle], full[middle:end], full[end:]
-
-    def update(self, carried: Any, leaves: Sequence[Any], number: Any) -> Any:
-        state, held = carried
-        _, consts, _ = self._opened(held)
-
-        def update(state: list[Any], leaves: Sequence[Any]) -> list[Any]:
-            return jax.core.eval_jaxpr(self._update.jaxpr, consts, *state, *leaves)
-
-        return self._mapped(update)(state, list(leaves)), held
-
-    def finish(self, carried: Any, number: Any) -> tuple[Any, ...]:
-        state, held = carried
-        _, _, consts = self._opened(held)
-
-        def finish(state: list[Any]) -> list[Any]:
-            return jax.core.eval_jaxpr(self._finish.jaxpr, consts, *state)
-
-        return tuple(map(jnp.asarray, self._mapped(finish)(state)))
-
-    def _mapped(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        for _ in range(self._lanes):
+    def per_lane(closed: Any, consts: Sequence[Any]) -> Callable[..., Any]:
+        fun = functools.partial(jax.core.eval_jaxpr, closed.jaxpr, consts)
+        for _ in range(lanes):
             fun = jax.vmap(fun)
         return fun
+
+    def init() -> Any:
+        carried = [x for x, own in zip(flat, traced, strict=True) if own]
+        return spread(held[0]), carried
+
+    def restart(carried: Any) -> Any:
+        return spread(opened(carried[1])[0]), carried[1]
+
+    def update(carried: Any, leaves: Leaves, number: Any) -> Any:
+        state, rest = carried
+        return per_lane(updating, opened(rest)[1])(*state, *leaves), rest
+
+    def finish(carried: Any, number: Any) -> tuple[Any, ...]:
+        state, rest = carried
+        return tuple(map(jnp.asarray, per_lane(finishing, opened(rest)[2])(*state)))
+
+    return Accumulator(
+        jax.tree.structure(result),
+        init,
+        restart,
+        update,
+        finish,
+        starts_anywhere=not any(traced),
+    )
 
 
 def _agreed_start(reduction: Reduction, value: Any, where: str) -> Any:
@@ -149,30 +130,18 @@ def _own_type(kind: Any, lanes: int) -> Any:
     return kind
 
 
-def fold_stacked(
-    reduction: Reduction,
-    tree: Any,
-    leaves: Sequence[Any],
-    lanes: int,
-    mask: Any,
-    key: str,
-) -> tuple[tuple[Any, ...], Any]:
-    """Reduces rows that are stacked already, along their first axis.
-
-    Args:
-        reduction: the reduction.
-        tree: the structure of the value.
-        leaves: its leaves, of shape `(time, *lanes, *own)`.
-        lanes: how many lane axes there are.
-        mask: which rows happened, of shape `(time, *lanes)`; None for all.
-        key: whose rows these are.
-
-    Returns:
-        The leaves of the reduced value, and its structure.
-    """
-    rows = [jnp.asarray(leaf) for leaf in leaves]
-    types = [array_types.row_type(jax.typeof(leaf)) for leaf in rows]
-    one = UserAccumulator(reduction, tree, types, lanes, repr(key))
+def fold_stacked(reduction: Reduction, rows: StackedRows) -> tuple[Leaves, Any]:
+    """Reduces rows that are stacked already, one after the other."""
+    time_first = [
+        jnp.moveaxis(jnp.asarray(leaf), axis, 0)
+        for leaf, axis in zip(rows.leaves, rows.axes, strict=True)
+    ]
+    mask = rows.mask
+    if mask is not None:
+        mask = jnp.moveaxis(mask, rows.axes[0], 0)
+    types = [array_types.row_type(jax.typeof(leaf)) for leaf in time_first]
+    lanes = rows.axes[0] + rows.lanes
+    one = accumulator(reduction, ValueType(rows.tree, types, lanes, repr(rows.key)))
 
     def body(carried: Any, row: Any) -> tuple[Any, None]:
         leaves, happened = row
@@ -186,5 +155,8 @@ def fold_stacked(
             state = jax.tree.map(choose, state, carried[0])
         return (state, held), None
 
-    carried, _ = jax.lax.scan(body, one.init(), (rows, mask))
-    return one.finish(carried, None), one.tree
+    carried, _ = jax.lax.scan(body, one.init(), (time_first, mask))
+    reduced = one.finish(carried, None)
+    if not any(map(is_jax_array, rows.leaves)):
+        reduced = tuple(map(np.asarray, reduced))
+    return reduced, one.tree

@@ -1,28 +1,20 @@
-"""Reductions over time: their names, and what they give on rows that are stacked."""
+"""Reductions as users give them: by name, by key, or as a `lox.Reduction`."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from lox._arrays import default_float, integer_range, is_inexact, is_integer, namespace
 from lox._errors import LoxTypeError, LoxValueError
 from lox._patterns import matches
 
-NAMES = (
-    "mean",
-    "sum",
-    "min",
-    "max",
-    "first",
-    "last",
-    "count",
-    "std",
-    "var",
-    "append",
-)
+from .named import REDUCTIONS
+from .protocol import Accumulator, AnyReduction, Leaves, StackedRows, ValueType
+
 _ALIASES = {"replace": "last"}
+
+# what `check` gives: nothing, one reduction for all keys, or names and patterns with
+# the reductions of the keys that match them
+Checked = AnyReduction | tuple[tuple[str, AnyReduction | None], ...] | None
 
 
 def _same(state: Any) -> Any:
@@ -30,7 +22,7 @@ def _same(state: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reduction:
+class Reduction(AnyReduction):
     """A reduction over time of your own.
 
     It sees one value after the other, and carries a state of a fixed size. Values are
@@ -68,11 +60,23 @@ class Reduction:
                     f"{getattr(self, name)!r}."
                 )
 
+    # its functions compute with `jax.numpy`, so that both forms need JAX
+
+    def in_loop(self, value: ValueType) -> Accumulator:
+        from .custom import accumulator
+
+        return accumulator(self, value)
+
+    def stacked(self, rows: StackedRows) -> tuple[Leaves, Any]:
+        from .custom import fold_stacked
+
+        return fold_stacked(self, rows)
+
 
 Reduction.__module__ = "lox"
 
 
-def check(reduce: Any, where: str = "") -> Any:
+def check(reduce: Any, where: str = "") -> Checked:
     """A reduction for all keys, or a mapping of them, validated and hashable.
 
     Args:
@@ -98,34 +102,34 @@ def check(reduce: Any, where: str = "") -> Any:
     return check_one(reduce, f"`reduce`{where}")
 
 
-def check_one(reduction: Any, what: str) -> str | Reduction:
-    """A reduction by its proper name; `what` says in errors whose it is."""
+def check_one(reduction: Any, what: str) -> AnyReduction:
+    """A reduction that a user gives; `what` says in errors whose it is."""
     if isinstance(reduction, Reduction):
         return reduction
     if isinstance(reduction, str):
         name = _ALIASES.get(reduction, reduction)
-        if name in NAMES:
-            return name
+        if name in REDUCTIONS:
+            return REDUCTIONS[name]
     raise LoxValueError(
         f"{what} got the unknown reduction {reduction!r}; there are "
-        f"{', '.join(NAMES)}, and `lox.Reduction` for one of your own."
+        f"{', '.join(REDUCTIONS)}, and `lox.Reduction` for one of your own."
     )
 
 
-def choose(checked: Any, key: str) -> Any:
+def choose(checked: Checked, key: str) -> AnyReduction | None:
     """The reduction that `check` found for one key."""
     if not isinstance(checked, tuple):
         return checked
     exact = dict(checked)
     if key in exact:
         return exact[key]
-    for pattern, name in checked:
+    for pattern, reduction in checked:
         if matches(key, pattern):
-            return name
+            return reduction
     return None
 
 
-def unmatched(checked: Any, keys: Iterable[str]) -> list[str]:
+def unmatched(checked: Checked, keys: Iterable[str]) -> list[str]:
     """The names in a mapping of reductions that no key matches."""
     if not isinstance(checked, tuple):
         return []
@@ -135,84 +139,3 @@ def unmatched(checked: Any, keys: Iterable[str]) -> list[str]:
         for pattern, _ in checked
         if not any(matches(key, pattern) for key in seen)
     ]
-
-
-def reduce_stacked(
-    name: str, rows: Any, axis: int, lanes: int = 0, mask: Any = None
-) -> Any:
-    """Reduces stacked rows along their time axis.
-
-    Args:
-        name: one of `NAMES`, but not `append`.
-        rows: an array.
-        axis: its time axis.
-        lanes: how many lane axes come after it.
-        mask: which rows happened, of a shape that broadcasts to `rows`; None for all.
-            What a reduction of no rows gives is then of no meaning.
-    """
-    xp = namespace(rows)
-    if name == "count":
-        return _count(xp, rows, axis, lanes, mask)
-    if rows.shape[axis] == 0 and name in ("first", "last", "min", "max"):
-        raise LoxValueError(f"the {name} of no rows is not defined")
-    if name in ("first", "last"):
-        return _pick(xp, name, rows, axis, mask)
-    if name in ("min", "max"):
-        return _extreme(xp, name, rows, axis, mask)
-    if name == "sum":
-        return xp.sum(rows, axis=axis, where=True if mask is None else mask)
-    rows = rows.astype(inexact_dtype(rows.dtype))
-    if mask is None:
-        return {"mean": xp.mean, "std": xp.std, "var": xp.var}[name](rows, axis=axis)
-    return _masked_moment(xp, name, rows, axis, mask)
-
-
-def inexact_dtype(dtype: Any) -> Any:
-    """What the mean of values of a dtype has."""
-    return dtype if is_inexact(dtype) else default_float()
-
-
-def _masked_moment(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
-    number = xp.maximum(xp.sum(mask, axis=axis, keepdims=True), 1).astype(rows.dtype)
-    mean = xp.sum(rows, axis=axis, keepdims=True, where=mask) / number
-    if name == "mean":
-        return xp.squeeze(mean, axis)
-    squares = xp.abs(rows - mean) ** 2
-    var = xp.sum(squares, axis=axis, where=mask) / xp.squeeze(xp.real(number), axis)
-    return xp.sqrt(var) if name == "std" else var
-
-
-def _count(xp: Any, rows: Any, axis: int, lanes: int, mask: Any) -> Any:
-    shape = rows.shape[:axis] + rows.shape[axis + 1 : axis + 1 + lanes]
-    if mask is None:
-        return xp.full(shape, rows.shape[axis], dtype=np.int32)
-    counted = xp.sum(mask, axis=axis, dtype=np.int32)
-    return counted.reshape(shape)
-
-
-def _pick(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
-    length = rows.shape[axis]
-    if mask is None:
-        return xp.take(rows, 0 if name == "first" else length - 1, axis=axis)
-    if name == "first":
-        index = xp.argmax(mask, axis=axis, keepdims=True)
-    else:
-        index = length - 1 - xp.argmax(xp.flip(mask, axis), axis=axis, keepdims=True)
-    shape = [1 if i == axis else size for i, size in enumerate(rows.shape)]
-    index = xp.broadcast_to(index, shape)
-    return xp.squeeze(xp.take_along_axis(rows, index, axis=axis), axis)
-
-
-def _extreme(xp: Any, name: str, rows: Any, axis: int, mask: Any) -> Any:
-    function = xp.min if name == "min" else xp.max
-    if rows.dtype == np.bool_:
-        as_int = _extreme(xp, name, rows.astype(np.int8), axis, mask)
-        return as_int.astype(np.bool_)
-    if mask is None:
-        return function(rows, axis=axis)
-    if is_integer(rows.dtype):
-        least, most = integer_range(rows.dtype)
-        worst: Any = most if name == "min" else least
-    else:
-        worst = np.inf if name == "min" else -np.inf
-    return function(rows, axis=axis, where=mask, initial=worst)

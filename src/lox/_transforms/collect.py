@@ -1,41 +1,19 @@
 """From a program to its rows: what `lox.spool` and `logify.logify` share."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from lox._events.event import Event
-from lox._events.selection import Selection
 from lox._interpreter.inference import survey, survey_equation
-from lox._interpreter.rows import Record, Reductions, Rows, is_reduced, rows_of
-from lox._interpreter.taker import Taker, check_window
-from lox._interpreter.walk import Collector, State, Walk, events_of
-from lox._reduce import reductions
-from lox._streams.key_group import Stream
-from lox._streams.program import Streams, groups
+from lox._interpreter.rows import Record, Reductions, rows_of
+from lox._interpreter.taker import Taker
+from lox._interpreter.walk import Collector, Walk, events_of
+from lox._streams.program import Streams, StreamStates
+from lox._streams.stream import Plan
 
-
-class Options(NamedTuple):
-    """What to make of which events; each as `lox.spool` takes it, but checked."""
-
-    selection: Selection
-    keep_logs: bool = False
-    reduce: Any = None
-    interval: int | None = None
-    window: int | None = None
-    capacity: int | None = None
-
-    def reduction(self, key: str, at_call: Any) -> Any:
-        """The reduction that a key gets, given what its `lox.log` asks for."""
-        return reductions.choose(self.reduce, key) or reductions.choose(at_call, key)
-
-    def plain(self, closed: Any) -> bool:
-        """Whether every row of a program is kept as it is."""
-        if self.reduce or self.interval or self.window or self.capacity:
-            return False
-        chosen = filter(self.selection.takes_event, events_of(closed))
-        return all(event.reduce is None for event in chosen)
+from .options import Options
 
 
 def collect(
@@ -47,10 +25,11 @@ def collect(
         Its results, its rows, and, for the keys with a capacity, how many rows there
         was no room for.
     """
-    types, streams = Record(), Streams()
-    if not options.plain(closed):
+    types, streams = Record(), Streams({}, options.selection)
+    chosen = filter(options.selection.takes_event, events_of(closed))
+    if not options.every_row or any(event.reduce is not None for event in chosen):
         types = survey(closed, options.selection, options.reduction)
-        check_window(options.window, types, "spool")
+        options.check_window(types, "lox.spool")
         streams = _streams(types, closed, options)
     spooler = _Spooler(options, outermost, streams)
     outs, record, state = Walk(spooler)(closed, args, streams.initial())
@@ -58,10 +37,7 @@ def collect(
 
 
 class _Spooler(Taker):
-    """Gives each event back as a row, or puts it into its stream.
-
-    The state is that of the streams.
-    """
+    """Gives each event back as a row, or puts it into its stream."""
 
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
@@ -70,18 +46,18 @@ class _Spooler(Taker):
         self._streams = streams
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+        self, event: Event, operands: Sequence[Any], state: StreamStates
+    ) -> tuple[Record, StreamStates]:
         record = rows_of(event, operands, self._reductions)
-        return self._streams.fold(state, record)
+        return self._streams.update(state, record)
 
-    def keyed(self, state: State) -> list[bool]:
+    def keyed(self, state: StreamStates) -> list[bool]:
         return [True] * len(jax.tree.leaves(state))
 
-    def part(self, state: State, eqn: Any) -> State:
+    def part(self, state: StreamStates, eqn: Any) -> StreamStates:
         return self._streams.part(state, eqn)
 
-    def whole(self, state: State, part: State) -> State:
+    def whole(self, state: StreamStates, part: StreamStates) -> StreamStates:
         return {**state, **part}
 
     def rows_only(self, walk: Walk, eqn: Any) -> Collector:
@@ -89,8 +65,10 @@ class _Spooler(Taker):
         unbounded = [key for key, rows in types.items() if rows.unbounded]
         return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 
-    def absorb(self, record: Record, state: State) -> tuple[Record, State]:
-        return self._streams.fold_all(state, record)
+    def absorb(
+        self, record: Record, state: StreamStates
+    ) -> tuple[Record, StreamStates]:
+        return self._streams.update_all(state, record)
 
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:
@@ -98,51 +76,35 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
 
     A key that has no bound and no room stays without: its loop will say so.
     """
-    interval, window = options.interval, options.window
-    sizes: dict[str, tuple[int | None, bool, bool]] = {}
+    interval = options.interval or 1
+    plans: dict[str, Plan] = {}
     for key, rows in types.items():
-        reduced = is_reduced(rows)
-        thinned = bool(interval) and (rows.stacked or rows.unbounded)
+        reduction = rows.reduction
+        thinned = bool(options.interval) and (rows.stacked or rows.unbounded)
         happens = rows.length or rows.unbounded
-        if not happens or not (reduced or thinned or rows.unbounded):
+        if not happens or not (reduction or thinned or rows.unbounded):
             continue
+        window = options.window if reduction else None
         size = None
-        if not reduced or window:
-            size = options.capacity if rows.unbounded else _size(rows, options)
+        if not reduction or window:
+            size = options.capacity
+            if not rows.unbounded:
+                size = -(-rows.length // (interval * (window or 1)))
             if size is None:
                 continue
-        sizes[key] = size, reduced, rows.reduce == "first"
-    streams = []
-    for keys in groups(sizes, closed, options.selection):
-        size, reduced, _ = sizes[keys[0]]
-        streams.append(
-            Stream(
-                {key: types[key] for key in keys},
-                {key: types[key].reduce for key in keys} if reduced else {},
-                interval=interval or 1,
-                window=window if reduced else None,
-                size=size,
-                emits=False,
-            )
-        )
-    return Streams(streams, options.selection)
-
-
-def _size(rows: Rows, options: Options) -> int:
-    taken = -(-rows.length // (options.interval or 1))
-    if options.window is None or not is_reduced(rows):
-        return taken
-    return -(-taken // options.window)
+        step = reduction.step if reduction else None
+        plans[key] = Plan(interval, step, window, size)
+    return Streams.of(closed, types, plans, options.selection, emits=False)
 
 
 def _joined(
-    record: Record, types: Record, streams: Streams, state: State
+    record: Record, types: Record, streams: Streams, state: StreamStates
 ) -> tuple[Record, dict[str, Any]]:
     """The rows of the program and of its streams, in the order in which keys came."""
     dropped: dict[str, Any] = {}
     found = dict(record)
     for name, stream in streams.items():
-        reduced, lost = stream.rows_of(state[name])
+        reduced, lost = stream.all_rows(state[name])
         found.update(reduced)
         if lost is not None:
             dropped.update(dict.fromkeys(reduced, lost))
@@ -150,7 +112,7 @@ def _joined(
     for key in types or record:
         rows = found[key]
         if rows.reduce is not None and key not in streams:
-            if not rows.length and is_reduced(rows):
+            if not rows.length and rows.reduction:
                 continue  # of nothing, there is nothing to tell
             rows = rows.with_time()
         joined[key] = rows

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event, Operands
 from lox._events.primitive import log_p
-from lox._events.selection import Selection
 from lox._host import signals
 from lox._host.callbacks import CallbackSink, callback_errors
 from lox._interpreter.inference import repeated, survey
@@ -18,72 +17,29 @@ from lox._interpreter.rows import (
     Record,
     Reductions,
     event_of,
-    is_reduced,
     masked,
     rows_of,
 )
-from lox._interpreter.taker import Taker, check_number, check_prefix, check_window
-from lox._interpreter.walk import State, Walk
+from lox._interpreter.taker import Taker
+from lox._interpreter.walk import Walk
 from lox._jax import array_types, host
 from lox._logs.key import all_tags
-from lox._reduce import reductions
+from lox._reduce.protocol import AnyReduction
+from lox._reduce.reductions import Checked
 from lox._source import Source
-from lox._streams.key_group import Stream
-from lox._streams.program import Streams, emitting, groups
+from lox._streams.program import Streams, StreamStates
+from lox._streams.stages import State
+from lox._streams.stream import Plan, Stream
 
+from .options import Options
 from .run_keys import with_run
 
-# the state's name for the run that events belong to
-RUN = "run"
 
+class _TapState(NamedTuple):
+    """The states of the streams, and the words of the run that events belong to."""
 
-class Options(NamedTuple):
-    """What to deliver of which events; each as `lox.tap` takes it, but checked."""
-
-    selection: Selection
-    keep_logs: bool
-    prefix: str
-    interval: int | None
-    reduce: Any
-    window: int | None
-    buffer: int | None
-    ordered: bool
-
-    @classmethod
-    def checked(
-        cls,
-        name: str,
-        argnames: Any,
-        tags: Any,
-        keep_logs: Any,
-        prefix: Any,
-        interval: Any,
-        reduce: Any,
-        window: Any,
-        buffer: Any,
-        ordered: Any,
-    ) -> "Options":
-        """From what the user gave to the function of that name."""
-        return cls(
-            selection=Selection.of(argnames, tags),
-            keep_logs=bool(keep_logs),
-            prefix=check_prefix(prefix, name),
-            interval=check_number(interval, "interval", name),
-            reduce=reductions.check(reduce, f" of `{name}`"),
-            window=check_number(window, "window", name),
-            buffer=check_number(buffer, "buffer", name),
-            ordered=bool(ordered),
-        )
-
-    def reduction(self, key: str, at_call: Any) -> Any:
-        """The reduction that a key gets, given what its `lox.log` asks for."""
-        chosen = reductions.choose(self.reduce, key)
-        return chosen or (reductions.choose(at_call, key) if self.window else None)
-
-    @property
-    def plain(self) -> bool:
-        """Whether every event is delivered as it is."""
-        return not (self.reduce or self.interval or self.window or self.buffer)
+    streams: StreamStates
+    run: Any  # None if they belong to none
 
 
 def deliver(
@@ -104,26 +60,32 @@ def deliver(
         sink: where they go.
         run: the words of the key of the run that they belong to, if any.
     """
-    streams = Streams()
-    if not options.plain:
-        types = survey(closed, options.selection, options.reduction)
-        check_window(options.window, types, "tap")
+    streams = Streams({}, options.selection)
+    if not options.every_row:
+        types = survey(closed, options.selection, _reductions(options))
+        options.check_window(types, "lox.tap")
         streams = _streams(types, closed, options)
     several = repeated(closed, options.selection)
     tapper = _Tapper(options, outermost, streams, sink, run is not None, several)
-    state: dict[str, Any] = streams.initial()
-    if run is not None:
-        state[RUN] = run
+    state = _TapState(streams.initial(), run)
     outs, _, state = Walk(tapper)(closed, args, state)
     tapper.flush(state)
     return outs
 
 
+def _reductions(options: Options) -> Reductions:
+    """What a `lox.log` asks for counts only in windows: a callback gets every event."""
+
+    def reduction(key: str, at_call: Checked) -> AnyReduction | None:
+        return options.reduction(key, at_call if options.window else None)
+
+    return reduction
+
+
 class _Tapper(Taker):
     """Gives each event the sink that delivers it, or puts it into its stream.
 
-    The state is that of the streams, and the run that the events belong to, if they
-    belong to one.
+    There is no state in the derivative and batching rules of custom functions.
     """
 
     gives_rows = False
@@ -138,7 +100,7 @@ class _Tapper(Taker):
         several: frozenset[str],
     ) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
-        self._reductions: Reductions = options.reduction
+        self._reductions = _reductions(options)
         self._streams = streams
         self._sink = sink
         self._has_run = has_run
@@ -147,69 +109,82 @@ class _Tapper(Taker):
         self._prefix = options.prefix
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+        self, event: Event, operands: Sequence[Any], state: _TapState | None
+    ) -> tuple[Record, _TapState | None]:
         run = self._run_of(event, state)
         if not self._streams:
             self._deliver(event, operands, run)
             return Record(), state
 
-        def emit(stream: Stream, rows: Record, new: Any, due: Any) -> None:
+        def emit(stream: Stream, rows: Record, new: State, due: Any) -> None:
             if stream.emits_late:
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
                 self._deliver_batch(stream, new, due, lanes, event.source, run)
             else:
-                if stream.apart:  # each lane has its own turn
+                if stream.per_lane:  # each lane has its own turn
                     rows = masked(rows, due)
                 part, values = event_of(rows, event)
                 self._deliver_if(due, values, lambda values: (part, values), run)
 
         record = rows_of(event, operands, self._reductions)
-        left, state = self._streams.fold(state, record, emit)
+        left = record
+        if state:
+            left, new = self._streams.update(state.streams, record, emit)
+            state = state._replace(streams=new)
         if left:
             self._streams.check_optional(left)
             self._deliver(*event_of(left, event), run)
         return Record(), state
 
-    def keyed(self, state: State) -> list[bool]:
-        if state is None:  # in a `def_vmap` rule
+    def keyed(self, state: _TapState | None) -> list[bool]:
+        if not state:
             return []
-        names = [name for name, one in state.items() for _ in jax.tree.leaves(one)]
-        return [name != RUN for name in sorted(names)]
+        streams, run = map(jax.tree.leaves, state)
+        return [True] * len(streams) + [False] * len(run)
 
-    def part(self, state: State, eqn: Any) -> State:
-        part = self._streams.part(state, eqn)
-        return {**part, RUN: state[RUN]} if state and RUN in state else part
+    def part(self, state: _TapState | None, eqn: Any) -> _TapState | None:
+        if not state:
+            return state
+        return state._replace(streams=self._streams.part(state.streams, eqn))
 
-    def whole(self, state: State, part: State) -> State:
-        return {**state, **part} if state else part
+    def whole(
+        self, state: _TapState | None, part: _TapState | None
+    ) -> _TapState | None:
+        if not state or not part:
+            return part
+        return state._replace(streams={**state.streams, **part.streams})
 
-    def _run_of(self, event: Event, state: State) -> Any:
+    def _run_of(self, event: Event, state: _TapState | None) -> Any:
         if state is None and self._has_run:
             raise UnsupportedPrimitiveError(
                 f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in "
                 "the derivative or batching rule of a custom function, where nobody "
                 "knows which run it belongs to. Log it in the function itself."
             )
-        return state.get(RUN) if state else None
+        return state.run if state else None
 
-    def flush(self, state: State) -> None:
+    def flush(self, state: _TapState) -> None:
         """Delivers what is left at the end."""
         for name, stream in self._streams.items():
             if stream.holds:
-                left = state[name]
-                if stream.apart:  # the callback gets whole values in any case
+                left = state.streams[name]
+                if stream.per_lane:  # the callback gets whole values in any case
                     left = jax.tree.map(array_types.whole, left)
                 self._deliver_batch(
-                    stream, left, None, stream.lanes, stream.source, state.get(RUN)
+                    stream,
+                    left,
+                    None,
+                    stream.first.lanes,
+                    stream.first.source,
+                    state.run,
                 )
 
     def _deliver_batch(
         self,
         stream: Stream,
-        state: Any,
+        state: State,
         due: Any,
         lanes: int,
         source: Source,
@@ -221,22 +196,22 @@ class _Tapper(Taker):
         event = Event(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),
-            steps=stream.steps,
+            steps=tuple(stream.first.steps),
             source=source,
             tags=all_tags(rows.tags for rows in stream.rows.values()),
             lanes=lanes,
-            masked=stream.apart,
+            masked=stream.per_lane,
             buffered=stream.buffers,
         )
 
         def opened(held: Any) -> tuple[Event, list[Any]]:
             state, some = held
-            batch = stream.batch(state, lanes, final)
+            row, filled = stream.batch(state, lanes, final)
             operands = Operands(
-                values=[list(batch.values[key]) for key in stream.rows],
-                steps=[batch.steps[name] for name in stream.steps],
-                mask=some if stream.apart else None,
-                filled=batch.filled,
+                values=[list(row.values[key]) for key in stream.rows],
+                steps=[row.steps[name] for name in stream.first.steps],
+                mask=some if stream.per_lane else None,
+                filled=filled,
                 anchors=[],
             )
             return event, operands.flat()
@@ -286,25 +261,18 @@ class _Tapper(Taker):
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:
     """Streams for the keys that are not delivered event by event."""
-    interval, window, buffer = options.interval, options.window, options.buffer
-    kinds = {
-        key: (is_reduced(rows), rows.reduce == "first")
-        for key, rows in types.items()
-        if rows.length and (is_reduced(rows) or interval or buffer)
-    }
-    streams = []
-    for keys in groups(kinds, closed, options.selection):
-        reduced, _ = kinds[keys[0]]
-        streams.append(
-            emitting(
-                {key: types[key] for key in keys},
-                {key: types[key].reduce for key in keys} if reduced else {},
-                interval=interval or 1,
-                window=window if reduced else None,
-                size=buffer if window or not reduced else None,
+    window, buffer = options.window, options.buffer
+    plans: dict[str, Plan] = {}
+    for key, rows in types.items():
+        reduction = rows.reduction
+        if rows.length and (reduction or options.interval or buffer):
+            plans[key] = Plan(
+                interval=options.interval or 1,
+                step=reduction.step if reduction else None,
+                window=window if reduction else None,
+                size=buffer if window or not reduction else None,
             )
-        )
-    return Streams(streams, options.selection)
+    return Streams.of(closed, types, plans, options.selection, emits=True)
 
 
 def finished(run: Any, args: Any, kwargs: Any) -> Any:

@@ -5,12 +5,19 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
 from lox._interpreter.patches.missing import events_are_removed
-from lox._interpreter.taker import is_outermost
 from lox._interpreter.walk import Remover, Walk
 from lox._jax import patches
 
 from .arguments import Static
-from .transformed import INSIDE, OUTERMOST, Transformed, check_callable, compiled
+from .options import decorator
+from .transformed import (
+    INSIDE,
+    OUTERMOST,
+    Transformed,
+    check_callable,
+    compiled,
+    is_outermost,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,9 +56,7 @@ def nolog(
         2
     """
     if fun is None:
-        return lambda fun: nolog(
-            fun, static_argnums=static_argnums, static_argnames=static_argnames
-        )
+        return decorator(nolog, locals())
     check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
     inner, outer = (

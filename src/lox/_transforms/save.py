@@ -12,13 +12,14 @@ from lox._events.event import Event
 from lox._events.log import operand
 from lox._events.primitive import log_p
 from lox._host.callbacks import CallbackSink
-from lox._interpreter.taker import is_outermost
 from lox._jax import array_types
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
 from lox._store.runs import Path
+
+from .transformed import is_outermost
 
 _MODES = {
     "a": "append to a run that is there already",

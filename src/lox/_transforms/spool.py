@@ -5,18 +5,11 @@ from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
 from lox._interpreter.rows import to_logdict
-from lox._interpreter.taker import (
-    check_number,
-    check_options,
-    check_prefix,
-    is_outermost,
-    warn_unmatched,
-)
 from lox._logs.logdict import logdict
-from lox._reduce import reductions
 
 from .arguments import Static
-from .collect import Options, collect
+from .collect import collect
+from .options import Options, decorator, refuse_unknown
 from .transformed import (
     INSIDE,
     OUTERMOST,
@@ -25,6 +18,7 @@ from .transformed import (
     Transformed,
     check_callable,
     compiled,
+    is_outermost,
     remembered,
 )
 
@@ -124,22 +118,10 @@ def spool(
         {'x': [0.0, 1.0, 2.0]}
     """
     if others:
-        check_options("lox.spool", others, spool)
+        refuse_unknown("lox.spool", others, spool)
     if fun is None:
-        return lambda fun: spool(
-            fun,
-            argnames,
-            tags,
-            keep_logs,
-            interval,
-            reduce,
-            prefix,
-            window=window,
-            capacity=capacity,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-        )
-    options = (
+        return decorator(spool, locals())
+    given = (  # in the order of `Options`
         argnames,
         tags,
         keep_logs,
@@ -152,8 +134,8 @@ def spool(
         static_argnames,
     )
     if interval is True or window is True or capacity is True:
-        _forms(fun, options)  # equals what is kept for 1, but is no number
-    forms = remembered(fun, options, _forms)
+        _forms(fun, given)  # equals what is kept for 1, but is not a number
+    forms = remembered(fun, given, _forms)
     return _Spool(fun, forms, forms[0].static)
 
 
@@ -172,25 +154,18 @@ class _Spool(Transformed):
 
 def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
     """The function as it is inside another transformation, and outermost."""
-    argnames, tags, keep_logs, interval, reduce, prefix, window, capacity = given[:8]
-    static_args = given[8:]
     check_callable(fun, "lox.spool")
-    selection = Selection.of(argnames, tags)
-    every = check_number(interval, "interval", "lox.spool")
-    width = check_number(window, "window", "lox.spool")
-    room = check_number(capacity, "capacity", "lox.spool")
-    asked = reductions.check(reduce, " of `lox.spool`")
-    check_prefix(prefix, "lox.spool")
-    static = Static.of(fun, *static_args)
-    options = Options(selection, bool(keep_logs), asked, every, width, room)
+    options = Options("lox.spool", Selection.of(*given[:2]), *given[2:8])
+    static = Static.of(fun, *given[8:])
 
     def form(where: Form) -> Compiled:
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], logdict]:
-            warn_unmatched(closed, selection, asked, "spool")
+            options.warn_unmatched(closed, "lox.spool")
             outs, record, dropped = collect(closed, args, options, where.outermost)
-            return outs, to_logdict(record, prefix, dropped)
+            return outs, to_logdict(record, options.prefix, dropped)
 
-        key = "spool", options, prefix
-        return compiled(fun, key, lambda: (evaluate, None), where, static)
+        return compiled(
+            fun, ("spool", options), lambda: (evaluate, None), where, static
+        )
 
     return form(INSIDE), form(OUTERMOST)

@@ -5,14 +5,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._errors import LoxTypeError
+from lox._events.selection import Selection
 from lox._host.callbacks import CallbackSink
-from lox._interpreter.taker import check_options, is_outermost, warn_unmatched
 from lox._logs.logdict import logdict
 from lox._settings import default_handler
 
 from .arguments import Static
-from .deliver import Options, deliver, finished
-from .transformed import INSIDE, OUTERMOST, Form, Transformed, check_callable, compiled
+from .deliver import deliver, finished
+from .options import Options, decorator, refuse_unknown
+from .transformed import (
+    INSIDE,
+    OUTERMOST,
+    Form,
+    Transformed,
+    check_callable,
+    compiled,
+    is_outermost,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,24 +167,9 @@ def tap(
         got {'carry': 3}
     """
     if others:
-        check_options("lox.tap", others, tap)
-    given: dict[str, Any] = {
-        "callback": callback,
-        "argnames": argnames,
-        "tags": tags,
-        "prefix": prefix,
-        "keep_logs": keep_logs,
-        "interval": interval,
-        "reduce": reduce,
-        "window": window,
-        "buffer": buffer,
-        "ordered": ordered,
-        "batched": batched,
-        "static_argnums": static_argnums,
-        "static_argnames": static_argnames,
-    }
+        refuse_unknown("lox.tap", others, tap)
     if fun is None:
-        return lambda fun: tap(fun, **given)
+        return decorator(tap, locals())
     check_callable(fun, "lox.tap")
     if callback is not None and not callable(callback):
         raise LoxTypeError(
@@ -183,40 +177,39 @@ def tap(
             f"{callback!r}."
         )
     receive = _print if callback is None else callback
-    options = Options.checked(
+    options = Options(
         "lox.tap",
-        argnames,
-        tags,
-        keep_logs,
-        prefix,
-        interval,
-        reduce,
-        window,
-        buffer,
-        ordered,
+        Selection.of(argnames, tags),
+        prefix=prefix,
+        keep_logs=keep_logs,
+        interval=interval,
+        reduce=reduce,
+        window=window,
+        buffer=buffer,
+        ordered=ordered,
+        batched=batched,
     )
     static = Static.of(fun, static_argnums, static_argnames)
-    key = "tap", options, batched
 
     def form(name: Any, where: Form, make_sink: Callable[[], CallbackSink]) -> Any:
         def build() -> tuple[Any, CallbackSink]:
             sink = make_sink()
 
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-                warn_unmatched(closed, options.selection, options.reduce, "tap")
+                options.warn_unmatched(closed, "lox.tap")
                 return deliver(closed, args, options, where.outermost, sink), None
 
             return evaluate, sink
 
-        return compiled(fun, (key, name), build, where, static)
+        return compiled(fun, ("tap", options, name), build, where, static)
 
     def own_sink() -> CallbackSink:
-        return CallbackSink(receive, batched)
+        return CallbackSink(receive, options.batched)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
             return form(("inside", receive), INSIDE, own_sink)(*args, **kwargs)[0]
-        shared = form("shared", OUTERMOST, lambda: _SwitchSink(batched))
+        shared = form("shared", OUTERMOST, lambda: _SwitchSink(options.batched))
         if not shared.sink.acquire(receive):
             return finished(form(("own", receive), OUTERMOST, own_sink), args, kwargs)
         try:
@@ -230,6 +223,3 @@ def tap(
 class _Tap(Transformed):
     __slots__ = ()
     __doc__ = Transformed.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forms(*args, **kwargs)

@@ -38,6 +38,9 @@ from .arguments import (
     traced_attribute,
 )
 
+# whether no other transformation, of lox or of JAX, is under way
+is_outermost = tracing.at_top_level
+
 # What becomes of a traced function: its closed jaxpr and flat arguments, to the flat
 # results and whatever the transformation adds.
 Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
@@ -402,7 +405,7 @@ class Transformed:
         self._static = static
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        return self._forms(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__wrapped__, name)

@@ -19,14 +19,15 @@ from lox._errors import LoxTypeError, LoxValueError, StepError
 from lox._events.event import Event
 from lox._events.log import arrays_of, operand
 from lox._events.primitive import log_p
+from lox._events.selection import Selection
 from lox._host import signals
-from lox._interpreter.taker import is_outermost, warn_unmatched
 from lox._jax import array_types, host
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Static
-from lox._transforms.deliver import Options, deliver, finished
+from lox._transforms.deliver import deliver, finished
+from lox._transforms.options import Options
 from lox._transforms.spool import spool
 from lox._transforms.transformed import (
     INSIDE,
@@ -35,6 +36,7 @@ from lox._transforms.transformed import (
     Transformed,
     check_callable,
     compiled,
+    is_outermost,
 )
 
 from ._runs.config import plain_config, split_config
@@ -292,20 +294,18 @@ class Logger:
 
         The options are those of `lox.tap`.
         """
-        name = f"{type(self).__name__}.tap"
         self._check_call(fun, state, "tap")
         words = state.words
-        options = Options.checked(
-            name,
-            argnames,
-            tags,
-            keep_logs,
-            prefix,
-            interval,
-            reduce,
-            window,
-            buffer,
-            ordered,
+        options = Options(
+            f"{type(self).__name__}.tap",
+            Selection.of(argnames, tags),
+            prefix=prefix,
+            keep_logs=keep_logs,
+            interval=interval,
+            reduce=reduce,
+            window=window,
+            buffer=buffer,
+            ordered=ordered,
         )
         static = Static.of(fun, static_argnums, static_argnames)
         runs = self._runs
@@ -323,7 +323,7 @@ class Logger:
                 sink = SharedTapSink() if shares else TapSink(runs)
 
                 def evaluate(closed: Any, args: Sequence[Any]) -> Any:
-                    warn_unmatched(closed, options.selection, options.reduce, "tap")
+                    options.warn_unmatched(closed, "lox.tap")
                     run = args[0]
                     outs = deliver(closed, args, options, where.outermost, sink, run)
                     return outs, None
@@ -422,9 +422,6 @@ class Logger:
 class _Logged(Transformed):
     __slots__ = ()
     __doc__ = Transformed.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forms(*args, **kwargs)
 
 
 def _with_words(fun: Any) -> Any:

@@ -1,0 +1,254 @@
+"""Interval, reduction and buffer: the stages that events pass, one after the other.
+
+The interval drops events, the reductions fold those that are left into one row per
+window, and the buffer keeps the rows. Each has a state of its own, which loops carry.
+Lanes are not seen here: stages work on one lane, or on lanes that share all counts.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lox._jax import array_types
+from lox._reduce.protocol import Accumulator
+
+
+class Row(NamedTuple):
+    """The values of some keys, and the step numbers by name; or those of many rows."""
+
+    values: Mapping[str, Any]
+    steps: Mapping[str, Any]
+
+
+class State(NamedTuple):
+    """What loops carry: one state per stage."""
+
+    count: Any
+    folded: Row
+    kept: Row
+
+
+class Interval(NamedTuple):
+    """Lets the events 0, k, 2k, … pass; its state is the number of events.
+
+    Attributes:
+        every: the k.
+        counts: whether events are counted; if not, its state is None.
+    """
+
+    every: int
+    counts: bool
+
+    def initial(self) -> Any:
+        return jnp.int32(0) if self.counts else None
+
+    def update(self, count: Any, happens: Any) -> tuple[Any, Any, Any]:
+        """The new state; how many events passed before this one; whether it does."""
+        if count is None:
+            return None, None, happens
+        new = count + (1 if happens is None else happens.astype(jnp.int32))
+        if self.every > 1:
+            happens = both(happens, remainder(count, self.every) == 0)
+        return new, _quotient(count, self.every), happens
+
+    def passed(self, count: Any) -> Any:
+        """How many of so many events have passed."""
+        return _quotient(count + (self.every - 1), self.every)
+
+
+class Reduce(NamedTuple):
+    """Folds events into one row per window; its state is the row so far.
+
+    Attributes:
+        accumulators: the reductions by key; without any, events pass as they are.
+        step_types: the types of the steps by name.
+        window: how many events go into a row; None for all.
+        keeps_first: whether a row has the step of its first event, and not the last.
+        finishes: whether rows are wanted after every event.
+    """
+
+    accumulators: Mapping[str, Accumulator]
+    step_types: Mapping[str, Any]
+    window: int | None
+    keeps_first: bool
+    finishes: bool
+
+    def initial(self) -> Row:
+        values = {key: one.init() for key, one in self.accumulators.items()}
+        steps = {
+            k: array_types.strong_zeros(kind) for k, kind in self.step_types.items()
+        }
+        return Row(values, steps)
+
+    def update(
+        self, state: Row, event: Row, number: Any, happens: Any
+    ) -> tuple[Row, Row, Any]:
+        """The new state, the row so far, and how many rows came before it."""
+        if not self.accumulators:
+            return state, event, number
+        before, steps, started = state.values, event.steps, number
+        if self.window is not None:
+            started = remainder(number, self.window)
+            fresh = {k: one.restart(before[k]) for k, one in self.accumulators.items()}
+            before = _choose(started == 0, fresh, before)
+        after = {
+            key: one.update(before[key], event.values[key], started)
+            for key, one in self.accumulators.items()
+        }
+        if self.keeps_first:
+            steps = _choose(started == 0, steps, state.steps)
+        new = Row(after, steps)
+        row = self.finish(new, started + 1) if self.finishes else new
+        return _choose(happens, new, state), row, _quotient(number, self.window or 1)
+
+    def finish(self, state: Row, number: Any) -> Row:
+        """The row of so many events."""
+        return state._replace(
+            values={
+                key: one.finish(state.values[key], number)
+                for key, one in self.accumulators.items()
+            }
+        )
+
+    def rows_of(self, number: Any) -> Any:
+        """How many rows so many events give, the last of which may not be complete."""
+        window = self.window or 1
+        return _quotient(number + (window - 1), window)
+
+
+class Buffer(NamedTuple):
+    """Keeps rows, which are its state.
+
+    Attributes:
+        size: how many; None for a buffer that keeps none.
+        row_types: the types of a row.
+        starts_anew: whether it is emptied when it is full. If not, rows beyond its end
+            are dropped.
+        fits: whether it is known that there are none.
+    """
+
+    size: int | None
+    row_types: Row
+    starts_anew: bool
+    fits: bool
+
+    def initial(self) -> Row:
+        if self.size is None:
+            return Row({}, {})
+        return jax.tree.map(
+            lambda kind: array_types.zeros_of_aval(
+                array_types.rows_type(kind, self.size)
+            ),
+            self.row_types,
+        )
+
+    def update(self, kept: Row, row: Row, index: Any, happens: Any) -> Row:
+        if self.size is None:
+            return kept
+        if self.starts_anew:
+            index = remainder(index, self.size)
+        elif not self.fits:
+            happens = both(happens, index < self.size)
+        return jax.tree.map(lambda rows, x: _write(rows, x, index, happens), kept, row)
+
+
+class Stages(NamedTuple):
+    """All of them, in this order."""
+
+    interval: Interval
+    reduce: Reduce
+    buffer: Buffer
+
+    def initial(self) -> State:
+        return State(*(stage.initial() for stage in self))
+
+    def update(self, state: State, event: Row, happens: Any) -> tuple[State, Any, Any]:
+        """Takes an event.
+
+        Args:
+            state: the state.
+            event: its values and steps.
+            happens: whether there is such an event; None if there is.
+
+        Returns:
+            The new state; how many events passed the interval before this one, if that
+            is counted; whether it passes.
+        """
+        count, number, happens = self.interval.update(state.count, happens)
+        folded, row, index = self.reduce.update(state.folded, event, number, happens)
+        kept = self.buffer.update(state.kept, row, index, happens)
+        return State(count, folded, kept), number, happens
+
+    def update_all(self, rows: Row, number: Any) -> State:
+        """The state after the first rows of another buffer."""
+
+        def body(state: State, row: Any) -> tuple[State, None]:
+            event, i = row
+            new, _, _ = self.update(state, event, i < number)
+            return jax.tree.map(same_type, new, state), None
+
+        varying = varying_axes(map(jax.typeof, jax.tree.leaves(rows)))
+        start = jax.tree.map(
+            lambda x: array_types.vary_like(x, varying), self.initial()
+        )
+        length = jax.tree.leaves(rows.values)[0].shape[0]
+        return jax.lax.scan(body, start, (rows, jnp.arange(length)))[0]
+
+    def rows(self, state: State, number: Any) -> tuple[Row, Any]:
+        """The rows of so many events that have passed, and how many of them count.
+
+        Without a buffer, it is one row without a time axis, and no number.
+        """
+        if self.buffer.size is None:
+            return self.reduce.finish(state.folded, number), None
+        return state.kept, self.reduce.rows_of(number)
+
+
+# --- arithmetic --------------------------------------------------------------
+
+
+def same_type(new: Any, old: Any) -> Any:
+    """`new` of the very type of `old`, which a loop's carry must keep."""
+    aval = jax.typeof(old)
+    if new.dtype != aval.dtype or jax.typeof(new).weak_type:
+        new = jax.lax.convert_element_type(new, aval.dtype)
+    return array_types.vary_like(new, array_types.varying_axes(aval))
+
+
+def varying_axes(types: Iterable[Any]) -> frozenset[Any]:
+    """The manual mesh axes over which some arrays of these types differ."""
+    return frozenset[Any]().union(*map(array_types.varying_axes, types))
+
+
+def both(first: Any, second: Any) -> Any:
+    return second if first is None else first & second
+
+
+def remainder(number: Any, divisor: int) -> Any:
+    if isinstance(number, int):
+        return number % divisor
+    return jax.lax.rem(number, jnp.int32(divisor))
+
+
+def _quotient(number: Any, divisor: int) -> Any:
+    if divisor == 1:
+        return number
+    if isinstance(number, int):
+        return number // divisor
+    return jax.lax.div(number, jnp.int32(divisor))
+
+
+def _choose(condition: Any, new: Any, old: Any) -> Any:
+    if condition is None:
+        return new
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
+
+
+def _write(rows: Any, x: Any, index: Any, condition: Any) -> Any:
+    """Writes a row, without a copy of the others."""
+    if condition is not None:
+        here = jax.lax.dynamic_index_in_dim(rows, index, keepdims=False)
+        x = jnp.where(condition, x, here)
+    return jax.lax.dynamic_update_index_in_dim(rows, x, index, 0)

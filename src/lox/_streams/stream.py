@@ -1,0 +1,290 @@
+"""A stream: what is carried through a program for keys whose rows are not all kept.
+
+It has the stages for the events of some keys, and knows of lanes and devices.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lox._interpreter.rows import Rows, as_types
+from lox._jax import array_types
+from lox._reduce.protocol import ValueType
+
+from .stages import (
+    Buffer,
+    Interval,
+    Reduce,
+    Row,
+    Stages,
+    State,
+    both,
+    remainder,
+    same_type,
+    varying_axes,
+)
+
+# A callback in a loop makes XLA run its operations one by one, so that an accumulator
+# takes longer than writing a row. Windows of up to so many bytes are folded at their
+# end.
+_MAX_UNFOLDED_BYTES = 1 << 20
+
+
+class Plan(NamedTuple):
+    """Which stages the events of a key pass.
+
+    Attributes:
+        interval: every how many events one is taken.
+        step: which event's step a reduced row has; None if there is no reduction.
+        window: how many events go into a reduced row; None for all.
+        size: how many rows the buffer has; None without one.
+    """
+
+    interval: int
+    step: str | None
+    window: int | None
+    size: int | None
+
+
+class Stream:
+    """The stages of some keys, and what comes out of them.
+
+    Args:
+        rows: the types of the rows of each key.
+        plan: the stages.
+        emits: whether rows leave as soon as they are complete, and the buffer is then
+            empty again. If not, rows beyond its end are dropped.
+
+    Attributes:
+        rows: the types of one row of each key.
+        first: those of the first key.
+        per_lane: whether every lane has a state of its own, since lanes may have
+            different numbers of events.
+        emits_late: whether nothing is complete before the end.
+        changes_rows: whether what comes out is not simply what goes in.
+        holds: whether events are kept, and not only counted.
+        buffers: whether rows come out several at a time.
+        has_windows: whether a row is that of a window.
+    """
+
+    def __init__(self, rows: Mapping[str, Rows], plan: Plan, emits: bool) -> None:
+        self.rows = {key: _one_row(one) for key, one in rows.items()}
+        self.first = next(iter(self.rows.values()))
+        whole = next(iter(rows.values()))
+        known = whole.mask is None and not whole.unbounded
+        self._events = whole.length if known else None
+        self.per_lane = bool(whole.lanes) and (not known or whole.devices)
+        self._varying = varying_axes(jax.tree.leaves(self.rows))
+        self.changes_rows = plan.step is not None or plan.interval > 1
+        self.holds = plan.step is not None or plan.size is not None
+        self.buffers = plan.size is not None
+        self.has_windows = plan.window is not None
+        # after how many taken events the rows so far are complete; 0 for the end
+        self._period = (plan.window or 1) * (plan.size or 1)
+        if not emits or (plan.step and not plan.window):
+            self._period = 0
+        self.emits_late = not self._period
+        # what the rows of the buffer pass once they are complete
+        self._late = self._late_stages(plan) if emits else None
+        if self._late is not None:
+            plan = Plan(plan.interval, None, None, self._period)
+        self._stages = self._stages_of(plan, emits, known)
+
+    def _late_stages(self, plan: Plan) -> Stages | None:
+        """Reductions of windows, if these can wait for the end of the window."""
+        leaves = [leaf for one in self.rows.values() for leaf in one.leaves]
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        if not plan.window or self._period * size > _MAX_UNFOLDED_BYTES:
+            return None
+        # they get what a buffer has, which may not be full
+        late = self._stages_of(plan._replace(interval=1), emits=False, fits=False)
+        reductions = late.reduce.accumulators.values()
+        return late if all(one.starts_anywhere for one in reductions) else None
+
+    def _stages_of(self, plan: Plan, emits: bool, fits: bool) -> Stages:
+        row_types = Row(
+            {key: tuple(map(self._type, x.leaves)) for key, x in self.rows.items()},
+            {name: self._type(step) for name, step in self.first.steps.items()},
+        )
+        reduce = Reduce({}, {}, None, False, False)
+        if plan.step is not None:
+            reduce = Reduce(
+                {
+                    key: one.reduction.in_loop(
+                        ValueType(
+                            one.tree,
+                            row_types.values[key],
+                            0 if self.per_lane else one.lanes,
+                            f"{key!r}, logged at {one.source},",
+                        )
+                    )
+                    for key, one in self.rows.items()
+                    if one.reduction is not None
+                },
+                row_types.steps,
+                plan.window,
+                keeps_first=plan.step == "first",
+                finishes=plan.size is not None,
+            )
+        accumulators = reduce.accumulators.values()
+        if accumulators and plan.size is not None:
+            values = jax.eval_shape(lambda: reduce.finish(reduce.initial(), 1).values)
+            row_types = row_types._replace(values=values)
+        counts = (
+            not fits
+            or plan.interval > 1
+            or plan.size is not None
+            or plan.window is not None
+            or reduce.keeps_first
+            or any(one.counts for one in accumulators)
+        )
+        buffer = Buffer(plan.size, row_types, starts_anew=emits, fits=fits)
+        return Stages(Interval(plan.interval, counts), reduce, buffer)
+
+    def _type(self, kind: Any) -> Any:
+        """What a lane has of a type, if it has a state of its own."""
+        for _ in range(self.first.lanes if self.per_lane else 0):
+            kind = array_types.row_type(kind)
+        # on a device of a mesh, nothing is split any more
+        return array_types.plain_type(kind) if self.first.devices else kind
+
+    def tree_of(self, key: str) -> Any:
+        """The structure of the values that come out."""
+        accumulators = (self._late or self._stages).reduce.accumulators
+        return (accumulators.get(key) or self.rows[key]).tree
+
+    # --- events ----------------------------------------------------------------------
+
+    def initial(self) -> State:
+        like, lanes = self.first.leaves[0], self.first.lanes
+
+        def spread(x: Any) -> Any:
+            if self.per_lane:
+                x = array_types.with_lanes(x, like, lanes)
+            return array_types.vary_like(x, self._varying)
+
+        return jax.tree.map(spread, self._stages.initial())
+
+    def update(self, state: State, record: Mapping[str, Rows]) -> tuple[State, Any]:
+        """Takes an event.
+
+        Returns:
+            The new state, and whether the rows in it are complete; per lane, if lanes
+            have states of their own.
+        """
+        rows = {key: as_types(key, record[key], self.rows[key]) for key in self.rows}
+        first = next(iter(rows.values()))
+        values = {key: one.leaves for key, one in rows.items()}
+        event = Row(values, dict(first.steps)), first.mask
+        held = jax.tree.leaves(state)
+        if self.per_lane and held:
+            like = jax.typeof(held[0])
+            event = jax.tree.map(
+                lambda x: array_types.with_lanes_of(x, like, first.lanes), event
+            )
+
+        def update(state: State, row: Row, happens: Any) -> tuple[State, Any]:
+            new, number, passes = self._stages.update(state, row, happens)
+            if self.emits_late:
+                return new, jnp.asarray(False)
+            due: Any = True
+            if number is not None:
+                due = remainder(number + 1, self._period) == 0
+            return new, jnp.asarray(both(passes, due))
+
+        new, due = self._mapped(update, first.lanes)(state, *event)
+        return jax.tree.map(same_type, new, state), due
+
+    def _mapped(self, fun: Callable[..., Any], lanes: int) -> Callable[..., Any]:
+        for _ in range(lanes if self.per_lane else 0):
+            fun = jax.vmap(fun)
+        return fun
+
+    # --- rows ------------------------------------------------------------------------
+
+    def _taken(self, state: State) -> Any:
+        """The number of events that the interval let pass."""
+        count = self._events if state.count is None else state.count
+        return self._stages.interval.passed(count)
+
+    def _incomplete(self, state: State) -> Any:
+        """The number of events in rows that are not complete."""
+        taken = self._taken(state)
+        return remainder(taken, self._period) if self._period else taken
+
+    def all_rows(self, state: State) -> tuple[dict[str, Rows], Any]:
+        """All rows; and how many there was no room for, if that may be."""
+
+        def finish(state: State) -> Any:
+            taken = self._taken(state)
+            row, filled = self._stages.rows(state, taken)
+            if self._events is not None:
+                return row, None, None
+            if filled is None:
+                return row, taken > 0, None
+            size = self._stages.buffer.size
+            return row, jnp.arange(size) < filled, jnp.maximum(filled - size, 0)
+
+        lanes = self.first.lanes
+        row, mask, dropped = self._mapped(finish, lanes)(state)
+        if self.per_lane and self.buffers:
+            row, mask = jax.tree.map(lambda x: jnp.moveaxis(x, lanes, 0), (row, mask))
+        rows = {
+            key: dataclasses.replace(
+                one,
+                leaves=tuple(row.values[key]),
+                steps=collections.OrderedDict(row.steps),
+                mask=mask,
+                tree=self.tree_of(key),
+                stacked=self.buffers,
+            )
+            for key, one in self.rows.items()
+        }
+        return rows, dropped
+
+    def left(self, state: State, lanes: int) -> Any:
+        """Whether there are rows that are not complete; per lane, as in `update`."""
+        return self._mapped(lambda x: jnp.asarray(self._incomplete(x) > 0), lanes)(
+            state
+        )
+
+    def batch(self, state: State, lanes: int, final: bool) -> tuple[Row, Any]:
+        """The rows that are complete; at the end, those that are not.
+
+        Args:
+            state: the state.
+            lanes: how many lane axes there are here; devices have none by themselves.
+            final: whether this is the end.
+
+        Returns:
+            The rows, with their lanes in front, and how many of them count; without a
+            buffer, one row and None.
+        """
+
+        def finish(state: State) -> tuple[Row, Any]:
+            stages, number = self._stages, self._period
+            if final:
+                number = self._incomplete(state)
+            if self._late is not None:
+                stages, state = self._late, self._late.update_all(state.kept, number)
+                number = state.count
+            row, filled = stages.rows(state, number)
+            return row, None if filled is None else jnp.asarray(filled, jnp.int32)
+
+        row, filled = self._mapped(finish, lanes)(state)
+        if filled is None or self.per_lane:
+            return row, filled
+        row = jax.tree.map(lambda x: jnp.moveaxis(x, 0, self.first.lanes), row)
+        return row, jnp.broadcast_to(filled, self.first.lane_sizes())
+
+
+def _one_row(rows: Rows) -> Rows:
+    """The types of one row, of those of all."""
+    if not rows.stacked:
+        return rows
+    return dataclasses.replace(rows.arrays(array_types.row_type), stacked=False)

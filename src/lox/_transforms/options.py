@@ -1,0 +1,165 @@
+"""`Options`: what a transformation was asked for, checked."""
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from lox._errors import LoxTypeError, LoxValueError, LoxWarning
+from lox._events.selection import Selection
+from lox._interpreter.rows import Record
+from lox._interpreter.walk import events_of
+from lox._reduce import reductions
+from lox._reduce.protocol import AnyReduction
+from lox._source import user_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Which events a transformation takes, and what becomes of them.
+
+    Every transformation has some of these options, as `lox.spool` and `lox.tap` explain
+    them; the others have their defaults. They are checked when they are given, under
+    the name of the transformation. Compiled programs are kept by them.
+    """
+
+    name: dataclasses.InitVar[str]
+    selection: Selection
+    keep_logs: bool = False
+    interval: int | None = None
+    reduce: Any = None  # as users give it; from then on, as `reductions.check` does
+    prefix: str = ""
+    window: int | None = None
+    capacity: int | None = None
+    buffer: int | None = None
+    ordered: bool = True
+    batched: bool = False
+
+    def __post_init__(self, name: str) -> None:
+        if not isinstance(self.prefix, str):
+            raise LoxTypeError(
+                f"`prefix` of `{name}` must be a string, not {self.prefix!r}."
+            )
+        checked: dict[str, Any] = {
+            option: _checked_number(getattr(self, option), option, name)
+            for option in _MEANING
+        }
+        checked["reduce"] = reductions.check(self.reduce, f" of `{name}`")
+        for flag in ("keep_logs", "ordered", "batched"):
+            checked[flag] = bool(getattr(self, flag))
+        for option, value in checked.items():
+            object.__setattr__(self, option, value)
+
+    def reduction(self, key: str, at_call: reductions.Checked) -> AnyReduction | None:
+        """The reduction that a key gets, given what its `lox.log` asks for."""
+        return reductions.choose(self.reduce, key) or reductions.choose(at_call, key)
+
+    @property
+    def every_row(self) -> bool:
+        """Whether they ask for every row as it is."""
+        others = self.interval, self.window, self.capacity, self.buffer
+        return not self.reduce and not any(others)
+
+    def check_window(self, types: Record, name: str) -> None:
+        """Raises if there is a window, and no key that it could reduce."""
+        if self.window is None or any(rows.reduction for rows in types.values()):
+            return
+        keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
+        if keys:
+            raise LoxValueError(
+                f"`window` of `{name}` needs a reduction to one row, and {keys} has "
+                f'none. Add `reduce="mean"`, or another one, to `{name}` or to the '
+                f"`lox.log`; to keep one event out of {self.window}, write "
+                f"`interval={self.window}`."
+            )
+
+    def warn_unmatched(self, closed: Any, name: str) -> None:
+        """Warns of names that no event of the program has."""
+        events = [
+            event
+            for event in events_of(closed)
+            if event.sink is None and event.api == self.selection.api
+        ]
+        keys = list(dict.fromkeys(key for event in events for key in event.keys))
+        tags = dict.fromkeys(tag for event in events for tag in event.tags)
+        _warn(name, "argnames", self.selection.unmatched(keys), keys)
+        _warn(name, "tags", self.selection.unmatched_tags(events), tags)
+        _warn(name, "reduce", reductions.unmatched(self.reduce, keys), keys)
+
+
+def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
+    if not missing:
+        return
+    known = ", ".join(map(repr, known_names)) or "nothing"
+    warnings.warn_explicit(
+        f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
+        f"`lox.log` in the function matches; there are {known}.",
+        LoxWarning,
+        *user_line(),
+    )
+
+
+_MEANING = {
+    "interval": "1 keeps every event, 10 every tenth",
+    "window": "10 gives one row for every ten events",
+    "capacity": "it is the most rows to keep",
+    "buffer": "it is how many rows the callback gets at a time",
+}
+
+
+def _checked_number(number: Any, option: str, name: str) -> int | None:
+    """A whole number from 1 on, or None."""
+    if number is None:
+        return None
+    try:
+        whole = int(number.__index__())
+    except (AttributeError, TypeError):
+        raise LoxTypeError(
+            f"`{option}` of `{name}` must be a whole number, not {number!r}."
+        ) from None
+    if isinstance(number, bool) or whole < 1:
+        raise LoxValueError(
+            f"`{option}` of `{name}` must be at least 1, not {number!r}: "
+            f"{_MEANING[option]}."
+        )
+    return whole
+
+
+# --- as they are given -------------------------------------------------------
+
+
+def decorator(transformation: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """A transformation whose options are given before its function.
+
+    Args:
+        transformation: the transformation.
+        given: its arguments by name, the function among them.
+    """
+    options = {k: v for k, v in given.items() if k not in ("fun", "others")}
+    return lambda fun: transformation(fun, **options)
+
+
+_OPTIONS_OF_OTHERS = {
+    ("lox.spool", "buffer"): "`capacity=` is how many rows `lox.spool` keeps of a loop "
+    "without a static length; `buffer=` is an option of `lox.tap`",
+    ("lox.spool", "callback"): "`lox.tap` delivers to a callback",
+    (
+        "lox.spool",
+        "ordered",
+    ): "it is an option of `lox.tap`; spooled rows have an order",
+    ("lox.spool", "batched"): "it is an option of `lox.tap`",
+    ("lox.tap", "capacity"): "a callback gets every row; `buffer=` is how many it gets "
+    "at a time",
+}
+
+
+def refuse_unknown(name: str, others: Mapping[str, Any], transformation: Any) -> None:
+    """Raises if there are options that a transformation does not have."""
+    for option in others:
+        hint = _OPTIONS_OF_OTHERS.get((name, option))
+        if hint is None:
+            parameters = inspect.signature(transformation).parameters
+            known = [f"`{one}`" for one in parameters if one not in ("fun", "others")]
+            hint = f"there are {', '.join(known)}"
+        raise LoxTypeError(f"`{name}` has no option `{option}`: {hint}.")
