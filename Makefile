@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
+LIBRARIES := tests/libraries docs/libraries.md
 # Modules are compiled when they are first imported; most of them never are
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
@@ -28,14 +29,15 @@ $(VENV)/ready: pyproject.toml
 demo: $(VENV)/ready
 	$(BIN)/python examples/spirals.py
 
+# The tests of a file share what they set up, so one worker has them all.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --ignore tests/libraries
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LIBRARIES:%=--ignore %)
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
 
 libraries: $(VENV)/ready
-	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) tests/libraries
+	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARIES)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

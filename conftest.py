@@ -1,11 +1,25 @@
 """Set-up that must come before JAX is imported."""
 
+import contextlib
+import ctypes
+import gc
 import os
+from importlib import metadata
 
+_FLAGS = [os.environ.get("XLA_FLAGS", "")]
+# Most of the time of the tests is that of XLA's compiler. Up to JAX 0.10 it has two
+# code generators: the older one, on one thread, fuses a little less and takes a third
+# of the time for programs as small as these. The other one, which is the only one
+# later, is tested with `XLA_FLAGS=--xla_cpu_use_fusion_emitters=true`.
+if (
+    tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
+    and "--xla_cpu_use_fusion_emitters" not in _FLAGS[0]
+):
+    _FLAGS += ["--xla_cpu_use_fusion_emitters=false"]
+    _FLAGS += ["--xla_cpu_parallel_codegen_split_count=1"]
 # shard_map and meshes need devices; everything else runs on the first one
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
+_FLAGS += ["--xla_force_host_platform_device_count=8"]
+os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -17,9 +31,45 @@ import lox
 collect_ignore = ["tests/typing_of_the_api.py"]  # for the type checker alone
 
 
+def pytest_collection_finish(session):
+    # what was imported stays: no collection of garbage has to look at it again
+    gc.collect()
+    gc.freeze()
+
+
+def _resident_bytes():
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:  # there is no such file on other systems
+        return 0
+
+
+_most_bytes = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def compiled_programs_do_not_fill_the_memory():
+    global _most_bytes
+    yield
+    if _resident_bytes() > _most_bytes:
+        jax.clear_caches()
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # only glibc keeps so much
+            ctypes.CDLL(None).malloc_trim(0)
+        _most_bytes = max(1 << 30, _resident_bytes() + (1 << 29))
+
+
 @pytest.fixture(autouse=True)
 def doctest_names(doctest_namespace):
     doctest_namespace.update(jax=jax, jnp=jnp, lox=lox)
+
+
+@pytest.fixture(autouse=True)
+def consoles_of_documentation_show_the_end_alone(request, monkeypatch):
+    """And not what was there after a second, which depends on the machine."""
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.setattr("lox.loggers._console._Clock._run", lambda clock: None)
 
 
 @pytest.fixture(autouse=True)

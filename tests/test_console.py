@@ -1,18 +1,15 @@
 """The console: a live table in a terminal, lines of text elsewhere."""
 
 import collections
-import contextlib
 import io
 import os
 import pty
 import re
 import select
 import signal
-import subprocess
 import sys
 import termios
 import threading
-import time
 import types
 
 import jax
@@ -23,9 +20,12 @@ import pytest
 
 import lox
 import lox.loggers
-from lox.loggers._console import view
+from lox.loggers._console import logger as console_logger, view
 from lox.loggers._console.curves import RECENT, Curves
 from lox.loggers._console.view import format_rate, format_time, sparkline
+
+from . import programs as processes
+from .waiting import in_threads, join, wait_for, wait_until
 
 # seconds that never pass: what is shown is then the end alone
 NEVER = 600.0
@@ -147,31 +147,67 @@ def test_runs_apart_have_a_value_each():
     assert "w 19 | 20 | 21  half 9.5 | 10 | 10.5  (3 runs" in file.getvalue()
 
 
-def test_many_events_make_few_lines():
-    file, every = io.StringIO(), 0.05
-    logger = lox.loggers.ConsoleLogger(file=file, every=every)
-    began = time.monotonic()
+def test_many_events_make_few_lines(monkeypatch):
+    ticks = []
+
+    class Timer(console_logger._Timer):
+        """One that ticks when it is told to."""
+
+        def __init__(self, call, every):
+            assert every == 0.05
+            ticks.append(call)
+
+        def stop(self): ...
+
+    monkeypatch.setattr(console_logger, "_Timer", Timer)
+    file = io.StringIO()
+    logger = lox.loggers.ConsoleLogger(file=file, every=0.05)
     state = logger.init(0)
+    (tick,) = ticks
     for i in range(10_000):
         logger._runs.write((0, 0), lox.logdict({"i": np.array(i)}))
+        if i % 4000 == 0:
+            tick()
     logger.finish(state)
-    most = (time.monotonic() - began) / every + 2
-    lines = file.getvalue().splitlines()
-    assert 1 <= len(lines) <= most
-    assert lines[-1].startswith("i 9999  (")
+    shown = [line.split()[:2] for line in file.getvalue().splitlines()]
+    assert shown == [["i", "0"], ["i", "4000"], ["i", "8000"], ["i", "9999"]]
 
 
 def test_a_line_comes_without_another_event():
-    file = io.StringIO()
+    class File(io.StringIO):
+        written = threading.Event()
+
+        def flush(self):
+            self.written.set()
+
+    file = File()
     logger = lox.loggers.ConsoleLogger(file=file, every=0.01)
     state = logger.init(0)
     logger.log(state, {"x": 1.0})
-    limit = time.monotonic() + 10
-    while "x 1" not in file.getvalue() and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert file.getvalue().count("\n") == 1
+    wait_for(file.written)
+    assert file.getvalue().startswith("x 1  (")
     logger.finish(state)
     assert file.getvalue().count("\n") == 1, "nothing has changed since"
+
+
+def test_the_clock_waits_longer_for_the_next_line_if_one_takes_long(monkeypatch):
+    now, durations, waits = [0.0], [0.0, 2.0, 0.01], []
+    time = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(console_logger, "time", time)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+
+    def call():
+        now[0] += durations.pop(0)
+
+    class Stopped:
+        def wait(self, seconds):
+            waits.append(seconds)
+            return not durations
+
+    clock = console_logger._Timer(call, 0.5)
+    clock._stopped = Stopped()
+    clock._run()
+    assert waits == [0.5, 0.5, 18.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -477,25 +513,20 @@ def test_writing_from_several_threads_while_it_is_drawn(terminal):
         for i in range(300):
             logger.log(state, {f"x{i % 7}": i, "y": np.ones(i % 5)})
 
-    threads = [threading.Thread(target=work, args=(state,)) for state in states]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(state,) for state in states])
     for state in states:
         logger.finish(state)
     rows = dict(line.split(maxsplit=1) for line in terminal.screen())
     assert rows["x0"].startswith("294 ± 0") and rows["x6"].startswith("293 ± 0")
     for thread in threading.enumerate():
         if thread.name == "lox-console":
-            thread.join(10)
-            assert not thread.is_alive()
+            join(thread)
 
 
 # --- in a program of its own -------------------------------------------------
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 ending = sys.argv[1]
 if ending == "absent":
     sys.modules["rich"] = None
@@ -509,15 +540,18 @@ def f(i):
 f = logger.tap(jax.jit(f), state)
 for i in range(20):
     f(i)
-    time.sleep(0.01)
+    logger._display.refresh()  # which the clock does too, now and then
     if i % 10 == 5:
         print("printed", i)
         print("warned", i, file=sys.stderr)
 if ending == "raise":
     raise ValueError("[red]oops[/red]")
 if ending == "interrupt":
+    # which a program that was started in the background would ignore
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("READY", flush=True)
-    time.sleep(60)
+    while True:
+        time.sleep(0.01)
 if ending == "finish":
     logger.finish(state)
     print("after")
@@ -529,30 +563,31 @@ class Program:
 
     def __init__(self, ending, tty=True, term="xterm"):
         environ = {**os.environ, "TERM": term, "COLUMNS": "100", "LINES": "30"}
-        command = [sys.executable, "-c", PROGRAM, ending]
         self.output = b""
         self._master, self._slave = pty.openpty() if tty else os.pipe()
         self._tty = tty
         self.before = termios.tcgetattr(self._slave) if tty else None
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+        self.process = processes.start(
+            PROGRAM,
+            ending,
             stdout=self._slave,
             stderr=self._slave,
             env=environ,
-            start_new_session=True,
+            new_session=True,
         )
 
     def read_until(self, wanted):
         """Reads until some text comes, or, if that is None, the end."""
-        limit = time.monotonic() + 60
-        while wanted is None or wanted not in self.output:
+
+        def is_there():
             ended = self.process.poll() is not None
-            assert time.monotonic() < limit, self.output
-            if select.select([self._master], [], [], 0.05)[0]:
+            if select.select([self._master], [], [], 0)[0]:
                 self.output += os.read(self._master, 1 << 16)
             elif ended:
-                return
+                return True
+            return wanted is not None and wanted in self.output
+
+        wait_until(is_there)
 
     def finish(self):
         self.read_until(None)
@@ -577,12 +612,12 @@ def programs():
         "dumb": Program("finish", term="dumb"),
         "pipe": Program("finish", tty=False),
     }
-    started["interrupt"].read_until(b"READY")
-    time.sleep(0.2)
-    started["interrupt"].process.send_signal(signal.SIGINT)
-    yield {name: program.finish() for name, program in started.items()}
-    for program in started.values():
-        with contextlib.suppress(ProcessLookupError):
+    try:
+        started["interrupt"].read_until(b"READY")
+        started["interrupt"].process.send_signal(signal.SIGINT)
+        yield {name: program.finish() for name, program in started.items()}
+    finally:
+        for program in started.values():
             program.process.kill()
 
 

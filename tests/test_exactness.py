@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import threading
-import time
 
 import jax
 import jax.custom_batching
@@ -14,6 +13,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import lox
+
+from .waiting import in_threads, wait_for
 
 
 def tapped(fun, *args):
@@ -471,11 +472,7 @@ def test_first_calls_in_threads_share_one_sink():
             lox.tap(f, calls.append)(i)
             found[i] = [int(c["x"]) for c in calls]
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [(i,) for i in range(4)])
         assert found == {i: [i] for i in range(4)}
 
 
@@ -488,8 +485,14 @@ def test_errors_of_a_callback_hit_only_its_own_call_or_a_barrier():
         log(x=x)
         return x
 
-    jax.jit(lox.tap(f, bad))(1.0).block_until_ready()
-    time.sleep(0.05)
+    def program(x):
+        y = lox.tap(f, bad)(x)
+        lox.log({"y": y})  # which comes after the error
+        return y
+
+    failed = threading.Event()
+    jax.jit(lox.tap(program, lambda logs: failed.set()))(1.0)
+    wait_for(failed)
     seen = []
     lox.set_default(seen.append)
     lox.log({"unrelated": 1})

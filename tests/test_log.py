@@ -1,8 +1,6 @@
 """`lox.log`: what it takes, what it prints, and what it refuses."""
 
 import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,8 @@ import numpy as np
 import pytest
 
 import lox
+
+from . import programs
 
 
 def spooled(fun, *args):
@@ -137,10 +137,7 @@ def test_one_setting_silences_or_redirects(capsys):
 def test_an_environment_variable_silences_a_whole_program():
     code = "import lox; lox.log({'x': 1})"
     for value, out in (("silent", ""), ("print", "{'x': 1}\n")):
-        env = {**os.environ, "LOX_DEFAULT": value}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True
-        )
+        done = programs.run(code, env={**os.environ, "LOX_DEFAULT": value})
         assert (done.returncode, done.stdout) == (0, out), done.stderr
 
 

@@ -5,9 +5,7 @@ import gc
 import json
 import pathlib
 import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 
@@ -20,6 +18,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import lox
 import lox.loggers
+
+from . import programs
+from .waiting import in_threads, join
 
 
 class MemoryLogger(lox.loggers.Logger):
@@ -65,15 +66,6 @@ def in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def python(program, *flags):
-    return subprocess.run(
-        [sys.executable, *flags, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 # --- programs that are still running -----------------------------------------
 
 
@@ -108,7 +100,7 @@ def test_rows_of_a_program_that_runs_when_python_ends_are_there(tmp_path):
     run = jax.jit(lambda state, x: logger.tap(train, state)(x[0, 0]))
     run(state, slowly(jnp.ones((600, 600))))
     """
-    run = python(program)
+    run = programs.run(program)
     assert run.returncode == 0 and not run.stderr, run.stderr
     assert len(lox.load("store")["x"]) == 500
 
@@ -239,12 +231,8 @@ def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
         for i in range(20):
             logger.log(state, {"x": float(first + i)})
 
-    threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(5)]
     with pytest.warns(lox.LoxWarning, match="not answered for 0.2 s") as seen:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [(100 * k,) for k in range(5)])
         logger.finish(state)
     forever.set()
     assert len(seen) == 1
@@ -334,32 +322,38 @@ def test_at_exit_one_that_fails_stops_no_other():
     for i in range(20):
         loggers[1].log(state, {"x": i})
     """
-    run = python(program)
+    run = programs.run(program)
     assert run.stdout.split() == [str(i) for i in range(20)]
     assert "no network" in run.stderr
 
 
 def test_ctrl_c_while_it_finishes_loses_nothing():
     program = """
-    import os, signal, threading, time
+    import os, signal, threading
     import lox
+
+    finishing = threading.Event()
 
     class Slow(lox.loggers.Logger):
         background = True
         def open(self, run): ...
         def write(self, run, logs):
-            time.sleep(0.01)
+            finishing.wait()
+            if logs["x"] == 50:
+                os.kill(os.getpid(), signal.SIGINT)
             print(int(logs["x"]), flush=True)
+        def finish(self, state):
+            finishing.set()
+            super().finish(state)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logger = Slow()
     state = logger.init(0)
     for i in range(100):
         logger.log(state, {"x": i})
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     logger.finish(state)
     """
-    run = python(program)
+    run = programs.run(program)
     assert "KeyboardInterrupt" in run.stderr
     assert run.stdout.split() == [str(i) for i in range(100)]
 
@@ -388,12 +382,12 @@ def test_finish_does_not_wait_for_what_others_log_later():
         while not done.is_set():
             logger.log(first, {"x": 0.0})
 
-    thread = threading.Thread(target=flood)
+    thread = threading.Thread(target=flood, daemon=True)
     thread.start()
     logger.log(second, {"x": 1.0})
     logger.finish(second)  # or it would never come back
     done.set()
-    thread.join()
+    join(thread)
     assert (0, 1) in logger.closed and logger.runs[0, 1] == [1.0]
     logger.finish(first)
 
@@ -418,8 +412,10 @@ def test_what_one_run_cannot_have_together_is_kept_in_two():
 
 def test_a_forked_process_has_runs_of_its_own():
     program = """
-    import os
+    import os, warnings
     import lox
+
+    warnings.simplefilter("ignore")  # those of `fork`
 
     class Says(lox.loggers.Logger):
         background = True
@@ -441,7 +437,7 @@ def test_a_forked_process_has_runs_of_its_own():
         logger._runs.close_all()
         os._exit(0)
     """
-    run = python(program, "-W", "ignore")
+    run = programs.run(program)
     assert run.stdout.splitlines() == ["True 0 1.0", "False 1 2.0", "True 0 3.0"]
 
 
@@ -577,7 +573,7 @@ def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
     logger.log(state, {"x": 1.0}, step=0)
     pickle.dump(state, open("state", "wb"))
     """
-    assert python(program).returncode == 0
+    assert programs.run(program).returncode == 0
     state = pickle.loads(pathlib.Path("state").read_bytes())
     logger = lox.loggers.SaveLogger("store", exists="resume")
     logger.tap(scanned, state)(2.0)
@@ -881,10 +877,6 @@ def test_two_loggers_in_two_threads_share_a_program():
             logger.tap(program, state)(0.0)
         logger.finish(state)
 
-    threads = [threading.Thread(target=run, args=(logger,)) for logger in loggers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, [(logger,) for logger in loggers])
     for logger in loggers:
         assert logger.runs == {(0, 0): list(range(200)) * 5}

@@ -3,9 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 from functools import partial
 
@@ -19,6 +16,9 @@ from jax.sharding import AxisType, PartitionSpec
 import lox
 import lox.loggers
 from lox._source import user_source
+
+from . import programs
+from .waiting import in_threads, wait_until
 
 
 class MemoryLogger(lox.loggers.Logger):
@@ -667,12 +667,20 @@ def test_finish_inside_jit_waits_for_every_lane():
         assert rows(calls) == [2.0**i for i in range(20)]
 
 
+def goes_on_when_the_program_waits(logger):
+    def release():
+        wait_until(lambda: (queue := logger._runs._queue) and queue._waiting)
+        logger.may_go_on.set()
+
+    threading.Thread(target=release, daemon=True).start()
+
+
 def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
     monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", 4)
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    threading.Timer(0.3, logger.may_go_on.set).start()
+    goes_on_when_the_program_waits(logger)
     logger.tap(scanned, state, static_argnames="n")(1.0, n=50)
     # there was no room for more than four
     assert logger.calls >= 50 - 5
@@ -685,7 +693,7 @@ def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    threading.Timer(0.3, logger.may_go_on.set).start()
+    goes_on_when_the_program_waits(logger)
     for i in range(9):
         logger.log(state, {"x": np.full(100, i)})
     assert logger.calls >= 9 - 4
@@ -750,8 +758,10 @@ def test_what_a_backend_kept_back_and_could_not_send_is_on_disk():
 
 def test_what_waits_in_the_queue_is_sent_when_python_ends():
     program = """
-    import atexit, time
+    import atexit, threading
     import lox.loggers
+
+    ending = threading.Event()
 
     class Slow(lox.loggers.Logger):
         background = True
@@ -761,7 +771,7 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
             atexit.register(print, "client closed")
 
         def write(self, run, logs):
-            time.sleep(0.01)
+            ending.wait()
             print(logs["x"])
 
         def close(self, run):
@@ -772,11 +782,10 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
     logger._wait()
     for i in range(20):
         logger.log(state, {"x": i})
+    ending.set()
     raise ValueError("the user's own")
     """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
+    run = programs.run(program)
     expected = [*map(str, range(20)), "run closed", "client closed"]
     assert run.stdout.split("\n")[:-1] == expected
     assert "the user's own" in run.stderr and "LoxWarning" not in run.stderr
@@ -784,8 +793,10 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
 
 def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
     program = """
-    import os, sys
+    import os, sys, warnings
     import lox.loggers
+
+    warnings.simplefilter("ignore")  # those of `fork`
 
     class Says(lox.loggers.Logger):
         def open(self, run): ...
@@ -801,12 +812,7 @@ def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
         lox.loggers._runs.exit._close_all()
         os._exit(0)
     """
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = programs.run(program)
     assert run.stdout == "closed by True\n", run.stderr
 
 
@@ -906,9 +912,7 @@ def test_a_warning_from_a_callback_names_a_line_of_the_program():
 def test_a_line_is_named_on_a_thread_without_one():
     found = []
     # builtins have no frames
-    thread = threading.Thread(target=found.extend, args=(map(user_source, [()]),))
-    thread.start()
-    thread.join()
+    in_threads(found.extend, [(map(user_source, [()]),)])
     (source,) = found
     assert source.line > 0
     assert source.file not in ("<unknown>", threading.__file__)

@@ -1,7 +1,7 @@
 """Runs in MLflow's SQLite store, read back with its own client."""
 
-import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,19 @@ from jax import lax
 import lox
 import lox.loggers
 
-mlflow = pytest.importorskip("mlflow")
+from . import programs
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def mlflow():
+    """Only where its tests are: its import takes seconds."""
+    with warnings.catch_warnings():  # of packages that MLflow imports
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("mlflow")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +39,8 @@ def in_an_empty_directory(tmp_path, monkeypatch):
 
 
 def runs(uri, experiment):
+    import mlflow
+
     client = mlflow.MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
     return client, {
@@ -146,19 +157,33 @@ def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(uri):
     assert run.data.metrics["_/x"] == 5
 
 
+ENDINGS = """
+import os, sys
+import lox.loggers, mlflow
+
+uri, *endings = sys.argv[1:]
+for last in endings:
+    if os.fork() == 0:
+        logger = lox.loggers.MLflowLogger(last, tracking_uri=uri)
+        logger.finish(logger.init(1))
+        logger.log(logger.init(2), {"x": 1.0})
+        exec(last)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(uri):
+    """Programs that end in each of these ways, which share an import."""
+    run = programs.run(ENDINGS, uri, "raise KeyError", "raise KeyboardInterrupt")
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize(
     ("last", "status"),
     [("raise KeyError", "FAILED"), ("raise KeyboardInterrupt", "KILLED")],
 )
-def test_a_run_that_an_exception_has_ended_has_failed(uri, last, status):
-    program = f"""
-import lox.loggers
-logger = lox.loggers.MLflowLogger({last!r}, tracking_uri={uri!r})
-logger.finish(logger.init(1))
-logger.log(logger.init(2), {{"x": 1.0}})
-{last}
-"""
-    subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
+def test_a_run_that_an_exception_has_ended_has_failed(uri, ended, last, status):
     client, found = runs(uri, last)
     first, second = (found[f"00000000-0000000{i}"] for i in (1, 2))
     assert (first.info.status, second.info.status) == ("FINISHED", status)

@@ -4,9 +4,7 @@ import base64
 import io
 import json
 import pathlib
-import subprocess
 import sys
-import textwrap
 import warnings
 
 import jax
@@ -19,10 +17,17 @@ import lox
 import lox.loggers
 import lox.neptune
 
-with warnings.catch_warnings():  # of packages that Neptune imports
-    warnings.simplefilter("ignore")
-    pytest.importorskip("neptune")
-    pillow = pytest.importorskip("PIL.Image")
+from . import programs
+
+pillow = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def neptune():
+    """Only where its tests are: its import takes seconds."""
+    with warnings.catch_warnings():  # of packages that Neptune imports
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("neptune")
 
 
 @pytest.fixture(autouse=True)
@@ -267,9 +272,7 @@ def test_a_program_that_ends_without_finish_loses_nothing():
         lox.neptune.log(state, {"x": i}, step=-i)
     raise SystemExit(3)
     """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
-    )
+    run = programs.run(program)
     assert (run.returncode, run.stdout, run.stderr) == (3, "", "")
     (run,) = written().values()
     assert run.series == {"x": [(-i, i) for i in range(300)]}

@@ -1,7 +1,7 @@
 """The store when things go wrong: processes that die, disks that fill, files that lie.
 
-Each fault is a real one. Some need a process of their own, which is this file run as a
-script: `in_a_process(f, ...)` calls `f` there.
+Each fault is a real one. Some need a process of their own: `in_a_process(f, ...)` calls
+`f` there.
 """
 
 import base64
@@ -33,30 +33,18 @@ from lox._store import format as store_format
 from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
 
+from . import programs
+from .waiting import in_threads, wait_until
+
 SEED = 20240229
 GOLDEN = pathlib.Path(__file__).parent / "data" / "store-v1"
 # each file as base64, by its path
 GOLDEN_LOGGER = GOLDEN.with_name("store-v1-logger.json")
 
 
-def command(function, *arguments):
-    return [sys.executable, __file__, function.__name__, *map(str, arguments)]
-
-
-def environment():
-    # one device is enough, and starts sooner
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-
-
 def in_a_process(function, *arguments, before=()):
     """Calls a function of this file in another process; returns what it printed."""
-    done = subprocess.run(
-        [*before, *command(function, *arguments)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = programs.run(programs.calling(function), *arguments, before=before)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -578,12 +566,8 @@ class Process:
     """A process of this file that is told what to do, a line at a time."""
 
     def __init__(self, function, *arguments):
-        self.popen = subprocess.Popen(
-            command(function, *arguments),
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        self.popen = programs.start(
+            programs.calling(function), *arguments, stdin=programs.PIPE
         )
         assert self.popen.stdout.readline() == "ready\n"
 
@@ -594,9 +578,8 @@ class Process:
 
     def finish(self):
         told = json.loads(self.tell("finish"))
-        assert self.popen.wait(timeout=120) == 0
-        self.popen.stdin.close()
-        self.popen.stdout.close()
+        assert self.popen.communicate() == ("", "")
+        assert self.popen.returncode == 0
         return told
 
 
@@ -685,11 +668,7 @@ def test_one_of_many_threads_that_overwrite_at_once_has_the_run(tmp_path):
                 failures.append(error)
                 barrier.abort()
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [(i,) for i in range(count)])
         assert not failures
         (winner,) = {*range(count)} - told
         assert lox.load(path) == {"x": winner}
@@ -951,11 +930,7 @@ def test_threads_write_to_one_run(tmp_path):
         for j in range(20):
             lox.save({"x": 100 * i + j}, tmp_path / "run")
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(i,) for i in range(4)])
     found = lox.load(tmp_path / "run")["x"].tolist()
     for i in range(4):  # each thread's rows in its order, and none lost
         assert [x for x in found if x // 100 == i] == [100 * i + j for j in range(20)]
@@ -976,11 +951,7 @@ def write_together(directory):
             save(call_of(child, i))
 
     def work(first):
-        threads = [threading.Thread(target=write, args=(first + i,)) for i in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(write, [(first,), (first + 1,)])
 
     def read(tell):
         seen = 0
@@ -1035,23 +1006,17 @@ def interrupted_training(directory):
 
 
 def test_ctrl_c_ends_training_and_loses_no_row(tmp_path):
-    with subprocess.Popen(
-        command(interrupted_training, tmp_path),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            delivered = 0
-            while delivered < 100:
-                assert process.poll() is None, process.communicate()
-                if lox.runs(tmp_path):
-                    delivered = len(np.atleast_1d(lox.load(tmp_path).get("x", [])))
-            process.send_signal(signal.SIGINT)
-            told, errors = process.communicate(timeout=120)
-        finally:
-            process.kill()
+    def rows_that_were_delivered():
+        assert process.poll() is None, process.communicate()
+        if not lox.runs(tmp_path):
+            return 0
+        rows = len(np.atleast_1d(lox.load(tmp_path).get("x", [])))
+        return rows if rows >= 100 else 0
+
+    with programs.start(programs.calling(interrupted_training), tmp_path) as process:
+        delivered = wait_until(rows_that_were_delivered)
+        process.send_signal(signal.SIGINT)
+        told, errors = process.communicate()
     assert told == "interrupted\n" and "KeyboardInterrupt" in errors, errors
     assert process.returncode in (1, -signal.SIGINT, 128 + signal.SIGINT)
     found = lox.load(tmp_path)
@@ -2057,7 +2022,3 @@ def test_a_format_of_the_future_says_so(tmp_path, name):
     store_format.write_json(path, {**content, "version": 99})
     with pytest.raises(lox.StoreError, match=r"format version 99.*Update jax-lox"):
         lox.load(tmp_path / "run")
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])

@@ -5,10 +5,8 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
+import socket
 import textwrap
-import time
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,8 @@ from jax import lax
 
 import lox
 import lox.loggers
+
+from . import programs
 
 KINDS = {"csv": lox.loggers.CSVLogger, "jsonl": lox.loggers.JSONLinesLogger}
 both = pytest.mark.parametrize("kind", KINDS)
@@ -179,41 +179,28 @@ def test_a_table_is_widened_for_new_keys_only(tmp_path):
 
 
 def at_once(program, directory, kind):
-    """Runs a program in two processes, called "a" and "b", from `start` on.
+    """Runs a program in two processes, "a" and "b", of which `meet` waits for both.
 
     Returns the words that each has printed.
     """
     head = """
-        import sys, time, lox, lox.loggers
-        me, directory, kind = sys.argv[1:]
+        import os, sys, lox, lox.loggers
+        me, directory, kind, other = sys.argv[1:]
         Logger = getattr(lox.loggers, kind)
 
-        def wait_until(when):
-            while time.time() < when:
-                pass
-
-        print("ready", flush=True)
-        start = float(input())
+        def meet():
+            os.write(int(other), b".")
+            assert os.read(int(other), 1) == b"."
     """
     program = textwrap.dedent(head) + textwrap.dedent(program)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, me, directory, KINDS[kind].__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=directory,
-        )
-        for me in "ab"
-    ]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    start = time.time() + 0.1
-    for process in processes:
-        process.stdin.write(f"{start}\n")
-        process.stdin.flush()
-    told = [process.communicate(timeout=120) for process in processes]
+    processes = []
+    for me, end in zip("ab", socket.socketpair(), strict=True):
+        with end:
+            descriptor = end.fileno()
+            given = (me, directory, KINDS[kind].__name__, descriptor)
+            process = programs.start(program, *given, pass_fds=(descriptor,))
+            processes.append(process)
+    told = [process.communicate() for process in processes]
     assert [errors for _, errors in told] == ["", ""]
     return [out.split() for out, _ in told]
 
@@ -222,7 +209,7 @@ def at_once(program, directory, kind):
 def test_processes_that_write_one_run_lose_no_row(tmp_path, kind):
     program = """
     logger = Logger(directory, exists="resume")
-    wait_until(start)
+    meet()
     state = logger.init(0)
     for i in range(3000):
         new = {f"{me}{i // 100}": 1} if i % 100 == 99 else {}
@@ -243,7 +230,7 @@ def test_of_two_processes_that_begin_a_run_at_once_one_is_refused(tmp_path, kind
     program = """
     logger = Logger(directory, config={"who": me})
     for i in range(300):
-        wait_until(start + i / 200)
+        meet()
         try:
             state = logger.init(i)
         except lox.StoreError as error:

@@ -1,10 +1,8 @@
 """Runs in trackio, read back from its own storage."""
 
 import os
-import subprocess
 import sys
 import tempfile
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +12,8 @@ from jax import lax
 
 import lox
 import lox.loggers
+
+from . import programs
 
 # which trackio looks at when it is imported
 os.environ["TRACKIO_DIR"] = tempfile.mkdtemp()
@@ -130,12 +130,8 @@ def test_rows_are_there_although_nobody_called_finish(tmp_path):
 
     print(len(SQLiteStorage.get_logs("project", "00000000-00000000")))
     """
+    env = {"TRACKIO_DIR": str(tmp_path), "PATH": "", "JAX_PLATFORMS": "cpu"}
     for code in (program, check):
-        run = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            env={"TRACKIO_DIR": str(tmp_path), "PATH": "", "JAX_PLATFORMS": "cpu"},
-        )
+        run = programs.run(code, env=env)
         assert run.returncode == 0, run.stderr
     assert run.stdout.split()[-1] == "200"

@@ -5,10 +5,7 @@ import os
 import pathlib
 import re
 import struct
-import subprocess
 import sys
-import textwrap
-import time
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +17,14 @@ import lox
 import lox.loggers
 import lox.wandb
 
+# how long it waits for its own process, which it looks at when it is imported
+os.environ |= {"WANDB_X_SERVICE_WAIT": "300", "WANDB_INIT_TIMEOUT": "300"}
 wandb = pytest.importorskip("wandb")
 pillow = pytest.importorskip("PIL.Image")
 from wandb.proto import wandb_internal_pb2  # noqa: E402
+
+from . import programs  # noqa: E402
+from .waiting import wait_until  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,8 @@ def records(path):
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + length > len(data):  # it is being written
+            return
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -98,17 +102,18 @@ def written():
     """All the runs, by name; their rows are in the order of W&B's own step."""
     # W&B's own process writes the end of a file after `finish`
     paths = list(pathlib.Path().glob("wandb/offline-run-*/run-*.wandb"))
-    until = time.monotonic() + 20
-    runs = [Written(path) for path in paths]
-    while not all(run.ended for run in runs):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-        runs = [Written(path) for path in paths]
+    runs = [wait_until(lambda path=path: ended(path)) for path in paths]
     for run in runs:
         assert [row.pop("_step") for row in run.rows] == list(range(len(run.rows)))
     found = {run.name: run for run in runs}
     assert len(found) == len(runs)
     return found
+
+
+def ended(path):
+    """What a file holds, if all of it is there."""
+    run = Written(path)
+    return run if run.ended else None
 
 
 def written_rows():
@@ -522,14 +527,7 @@ def test_the_example_of_the_documentation():
 
 def python(program, **environment):
     """Runs a program that finds no account of W&B."""
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**nobody(), **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return programs.run(program, env={**nobody(), **environment})
 
 
 def nobody():
@@ -597,15 +595,8 @@ def test_it_never_asks_for_an_api_key():
     pty = pytest.importorskip("pty")
     # a terminal on both sides, as W&B needs to ask
     leader, follower = pty.openpty()
-    run = subprocess.run(
-        [sys.executable, "-c", NO_KEY],
-        env={**nobody(), "TERM": "xterm"},
-        stdin=follower,
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        text=True,
-        timeout=60,
-    )
+    environment = {**nobody(), "TERM": "xterm"}
+    run = programs.run(NO_KEY, env=environment, stdin=follower, stderr=follower)
     said = os.read(leader, 100_000).decode()
     os.close(follower)
     os.close(leader)
@@ -621,7 +612,8 @@ def test_a_server_that_cannot_be_reached_is_not_waited_for_by_every_run():
         """
         import jax, wandb, lox.wandb
         import lox.loggers._trackers.wandb
-        lox.loggers._trackers.wandb._LONG_WAIT = 1.0
+        backend = lox.loggers._trackers.wandb
+        backend._LONG_WAIT, backend._RETRY_AFTER = 1.0, 1e9
         init, calls = wandb.init, []
         wandb.init = lambda **options: calls.append(options) or init(**options)
         settings = {"silent": True, "console": "off", "init_timeout": 2}

@@ -1,7 +1,5 @@
 """Flax Linen's lifted transformations log what plain Python around a layer would."""
 
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 
 import lox
+from tests import programs
 
 nn = pytest.importorskip("flax.linen")
 
@@ -451,12 +450,9 @@ def test_scan_logs_exactly_whichever_is_imported_first(first):
         jax.block_until_ready(scan().apply({{}}, jnp.float32(1), None))
         jax.effects_barrier()
     """
-    printed = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program).format(first=first)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    run = programs.run(textwrap.dedent(program).format(first=first), fresh=True)
+    assert run.returncode == 0, run.stderr
+    printed = run.stdout
     assert sorted(printed.split("\n")) == sorted(
         ["", "{'x': 1.0}", "{'x': 2.0}", "{'x': 4.0}", *["{'rate': 0.5}"] * 3]
     )
