@@ -15,7 +15,7 @@ import jax
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import hijax, jaxprs
+from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
 from .rows import Record
@@ -35,6 +35,15 @@ class _Watch:
 
     def begin(self) -> "_Watch":
         return self
+
+    def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
+        if primitive is primitives.jit_p:
+            inner: Any = (params["jaxpr"],)
+        elif primitive is log_p or primitive is primitives.hijax_p:
+            return False
+        else:
+            inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
+        return not any(events_of(jaxpr) or hides_rules(jaxpr) for jaxpr in inner)
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -98,14 +107,15 @@ class Changer(_Watch):
         reached = any(map(self._reaches, jaxprs.jaxprs_in(params)))
         if not reached and (prim is None or not hijax.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
-        # as in the traversal, which changes what it has no rule for in the same way
-        known = has_rule(primitive) or self._collector.key is not None
-        if stateless and known:
+        if stateless and has_rule(primitive):
             return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.changed))
         # the state must become an operand, or it takes more than to change the jaxprs
         walk = Walk(self._collector)
         closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
         if not all(map(walk.has_rule_for, closed.eqns)):
+            # as in the traversal, which changes what it has no rule for
+            if stateless and self._collector.key is not None:
+                params = jaxprs.map_jaxprs(params, self.changed)
             return primitive.bind(*args, **params)
         outs, _, _ = walk(closed, args, self._state)
         return outs if primitive.multiple_results else outs[0]
@@ -215,6 +225,11 @@ class _RunOfRule(Recomputation):
         self._is_own = is_own
         self._name = name
         self._called = False
+
+    def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
+        return super().passes(primitive, params) and (
+            self._called or not self._is_own(primitive, params)
+        )
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if not self._called and self._is_own(primitive, params):

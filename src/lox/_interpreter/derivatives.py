@@ -57,9 +57,13 @@ class _Watches:
 
     def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
         """The linear function and the backward rule run later, under the same watch."""
-        # the forward pass of a checkpoint logs, and what comes again is recomputation
-        if hijax.is_custom_vjp(prim) or hijax.is_checkpoint(prim):
+        if hijax.is_custom_vjp(prim):
             return self.of_custom_vjp()
+        if hijax.is_checkpoint(prim):
+            # its forward pass logs; what comes again by these lines is recomputation
+            inner = jaxprs.jaxprs_in(prim.params)
+            lines = {x for jaxpr in inner for x in lines_of(events_of(jaxpr))}
+            return Recorder(lines), Recomputation(lines)
         watch = DerivativeRule(_is_hijax(prim)).begin()
         return watch, watch
 

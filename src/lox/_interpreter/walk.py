@@ -398,6 +398,8 @@ def _contents_of(jaxpr: Any) -> _Contents:
                 events[eqn.params["event"]] = None
                 places.add(i)
                 continue
+            if not _may_contain_any(eqn):
+                continue
             inside = [_contents_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
             hides = _hides_rules_itself(eqn) or any(one.hides_rules for one in inside)
             hides_rules |= hides
@@ -410,6 +412,18 @@ def _contents_of(jaxpr: Any) -> _Contents:
         found = _Contents(tuple(events), hides_rules, tuple(host), frozenset(places))
         _contents[key] = found
     return found
+
+
+def _may_contain_any(eqn: Any) -> bool:
+    """Whether any of that may be in an equation; most equations are told by little."""
+    name = eqn.primitive.name
+    return bool(
+        eqn.effects
+        or name in _foreign
+        or name in _hidden_rules
+        or name in callbacks.PRIMITIVES
+        or jaxprs.has_jaxprs(eqn.params)
+    )
 
 
 def events_of(jaxpr: Any) -> tuple[Event, ...]:

@@ -23,7 +23,7 @@ _callback_op_sharding = compat.private(
 
 def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     """The user's function that an equation calls on the host, if it calls one."""
-    if eqn.primitive.name not in _CALLBACK_PRIMITIVES:
+    if eqn.primitive.name not in PRIMITIVES:
         return ()
     callback = eqn.params["callback"]
     if isinstance(callback, types.FunctionType):  # of `jax.debug.callback`
@@ -35,7 +35,7 @@ def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     return (getattr(callback, "callback_func", callback),)
 
 
-_CALLBACK_PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
+PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 
 def running_host_functions() -> Iterator[Any]:

@@ -163,6 +163,7 @@ class _HighCustomVjpCall(CustomVjpCall):
         }
         if "generic_batching" in self._params:  # from 0.12 on
             options["generic_batching"] = self._params["generic_batching"]
+        # rules of `defremat` are left out: a checkpoint runs the forward rule again
         define_vjp(fun, rule, bwd, **options)
 
 

@@ -195,6 +195,11 @@ def _types_without_jaxprs() -> frozenset[type]:
     return frozenset({type(None), *numbers, *dtypes, _Unspecified, jax.sharding.Mesh})
 
 
+def has_jaxprs(params: dict[str, Any]) -> bool:
+    """Whether there is any jaxpr in an equation's parameters."""
+    return any(True for _ in jaxprs_in(params))
+
+
 def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
     """Every jaxpr in an equation; of a high-level primitive without any, its own.
 

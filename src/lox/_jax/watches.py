@@ -4,9 +4,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 from jax.extend import linear_util as lu
 
-from . import compat, jaxprs, patches, rule_sources
+from . import compat, patches, primitives, rule_sources
 
 _Trace = compat.private("core.Trace", "functions cannot be watched", default=object)
 _trace_ctx = compat.private("core.trace_ctx", "watch functions that JAX calls")
@@ -25,6 +26,10 @@ class Watch(Protocol):
 
     def begin(self) -> "Watch":
         """The watch for one run of the function."""
+        ...
+
+    def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
+        """Whether a primitive is bound as it is: once there has been an event."""
         ...
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -62,6 +67,11 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
         return self.parent_trace.stage_value(value)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+        if (primitive in _never_high or not _is_high(primitive, args, params)) and (
+            not patches.installed or self.watch.passes(primitive, params)
+        ):
+            # as `bind` would, where the trace around this one is under way
+            return self.parent_trace.process_primitive(primitive, args, params)
         with _set_current_trace(self.parent_trace):
             return self.watch.bind(primitive, args, params)
 
@@ -104,6 +114,20 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
     def _watched(self, fun: Any, role: str, name: str) -> Any:
         watch = self.watch.inside(role, name)
         return fun if watch is None else watched_rule(fun, watch)
+
+
+def _is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether a trace may have to expand a primitive before it processes it."""
+    if primitive is primitives.jit_p:  # by far the most frequent
+        return getattr(params["jaxpr"], "is_high", True)
+    ask = primitive.is_high
+    if getattr(ask, "__func__", None) is primitives.Primitive.is_high:
+        _never_high.add(primitive)
+        return False
+    return bool(ask(*map(jax.typeof, args), **params))
+
+
+_never_high: set[Any] = set()
 
 
 def _pass_on(name: str) -> Any:
@@ -184,9 +208,13 @@ class Dormant:
 
         return Dormant(make)
 
+    def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
+        watch = self._wake()
+        return watch is None or watch.passes(primitive, params)
+
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        if not patches.installed and jaxprs.hijax_of(primitive, params) is None:
-            return primitive.bind(*args, **params)
+        if not patches.installed and primitive is not primitives.hijax_p:
+            return primitive.bind(*args, **params)  # a high-level one is inside it
         watch = self._wake()
         if watch is None:
             return primitive.bind(*args, **params)
