@@ -69,7 +69,9 @@ def doctest_names(doctest_namespace):
 def consoles_of_documentation_show_the_end_alone(request, monkeypatch):
     """And not what was there after a second, which depends on the machine."""
     if isinstance(request.node, pytest.DoctestItem):
-        monkeypatch.setattr("lox.loggers._console._Clock._run", lambda clock: None)
+        monkeypatch.setattr(
+            "lox.loggers._console.logger._Timer._run", lambda timer: None
+        )
 
 
 @pytest.fixture(autouse=True)
