@@ -32,7 +32,7 @@ def _jit_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
 @rule("closed_call", "core_call", "eval_jaxpr")
 def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    return walk(jaxprs.close(eqn.params["call_jaxpr"]), args, state)
+    return walk(jaxprs.close(primitives.called_jaxpr(eqn.params)), args, state)
 
 
 @rule("remat2", "checkpoint", hijax.CHECKPOINT)

@@ -125,6 +125,12 @@ def scan_params(
     return new
 
 
+def called_jaxpr(params: dict[str, Any]) -> Any:
+    """What `closed_call`, `core_call` and `eval_jaxpr` evaluate."""
+    # the latter names it as the others do from 0.11 on
+    return params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"]
+
+
 def comparable_params(eqn: JaxprEqn) -> dict[str, Any]:
     """The parameters of an equation, without what does not matter to what it does."""
     params = dict(eqn.params)
