@@ -293,7 +293,8 @@ def _duplicate_above(descriptor: int, number: int) -> int:
 if __name__ == "__main__":
     for module in ("jax.numpy", "lox", "lox.loggers", "pytest"):
         importlib.import_module(module)
-
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, "an import starts threads: programs must be `fresh`"
     # what is there for good: no collection, not even the last, copies its pages
     gc.collect()
     gc.freeze()
