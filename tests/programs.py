@@ -3,7 +3,8 @@
 Most of the time of a short program is the import of JAX. So the first program starts a
 server, a process that imports JAX and lox and initializes nothing: it has one thread,
 and every program is a fork of it, with its own arguments, environment, directory and
-files. `fresh=True` starts Python itself instead, for what depends on the import.
+files. `without_lox=True` forks a server that has imported JAX alone, and `fresh=True`
+starts Python itself, for what depends on the import.
 """
 
 import atexit
@@ -51,6 +52,7 @@ def start(
     stderr: int = PIPE,
     new_session: bool = False,
     pass_fds: tuple[int, ...] = (),
+    without_lox: bool = False,
     fresh: bool = False,
     before: Sequence[str] = (),
 ) -> Any:
@@ -63,6 +65,7 @@ def start(
         stdin, stdout, stderr: descriptors, `PIPE` or `DEVNULL`.
         new_session: whether it is to have a session of its own, as for a terminal.
         pass_fds: descriptors that it inherits, by the same numbers.
+        without_lox: whether it is to import lox itself.
         fresh: whether it is to import JAX and lox itself.
         before: a command and its arguments that runs Python, which is then fresh.
 
@@ -92,7 +95,8 @@ def start(
         "new_session": new_session,
         "pass_fds": pass_fds,
     }
-    return _Forked(request, stdin, stdout, stderr)
+    modules = _MODULES[:1] if without_lox else _MODULES
+    return _Forked(request, modules, stdin, stdout, stderr)
 
 
 def calling(function: Callable[..., object]) -> str:
@@ -116,12 +120,12 @@ class _Fresh(subprocess.Popen):  # type: ignore[type-arg]
 class _Forked:
     """A fork of the server, which looks like a `subprocess.Popen`."""
 
-    def __init__(self, request: Any, stdin: int, stdout: int, stderr: int) -> None:
+    def __init__(self, request: Any, modules: tuple[str, ...], *files: int) -> None:
         self.returncode: int | None = None
         ours: list[Any] = []
         theirs: list[int] = []
         to_close: list[int] = []
-        for number, given in enumerate((stdin, stdout, stderr)):
+        for number, given in enumerate(files):
             mine, other = None, given
             if given == DEVNULL:
                 other = os.open(os.devnull, os.O_RDWR)
@@ -136,7 +140,7 @@ class _Forked:
         self.stdin, self.stdout, self.stderr = ours
         self._status, told = os.pipe()
         to_close.append(told)
-        _ask([*theirs, told, *request["pass_fds"]], request)
+        _ask(modules, [*theirs, told, *request["pass_fds"]], request)
         for descriptor in to_close:
             os.close(descriptor)
         (self.pid,) = _STATUS.unpack(os.read(self._status, _STATUS.size))
@@ -193,15 +197,17 @@ class _Forked:
 
 # --- the server --------------------------------------------------------------
 
+# what it has imported
+_MODULES = ("jax.numpy", "lox._runtime", "lox.loggers", "pytest")
 _asking = threading.Lock()
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(modules: tuple[str, ...]) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
             cwd=_ROOT,
             # one thread of OpenBLAS's is none beside the main one
             env={
@@ -218,11 +224,12 @@ def _server() -> socket.socket:
     return ours
 
 
-def _ask(descriptors: list[int], request: Any) -> None:
+def _ask(modules: tuple[str, ...], descriptors: list[int], request: Any) -> None:
     text = json.dumps(request).encode()
     with _asking:
-        socket.send_fds(_server(), [_LENGTH.pack(len(text))], descriptors)
-        _server().sendall(text)
+        server = _server(modules)
+        socket.send_fds(server, [_LENGTH.pack(len(text))], descriptors)
+        server.sendall(text)
 
 
 def _serve(server: socket.socket) -> Any:
@@ -291,7 +298,7 @@ def _duplicate_above(descriptor: int, number: int) -> int:
 
 
 if __name__ == "__main__":
-    for module in ("jax.numpy", "lox", "lox.loggers", "pytest"):
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "an import starts threads: programs must be `fresh`"

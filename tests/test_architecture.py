@@ -3,14 +3,13 @@
 import ast
 import pathlib
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 import lox
+
+from . import programs
 
 SOURCE = pathlib.Path(lox.__file__).parent.parent
 # Packages in the flow of data. A module imports from its own package and from those
@@ -239,12 +238,7 @@ def test_stores_are_read_without_importing_jax(tmp_path):
         print(lox.load({str(tmp_path)!r}, key=3))
         assert "jax" not in sys.modules
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(program, fresh=True)
     assert not done.stderr
     assert done.stdout.startswith("{'loss': [0.0, 1.0, 2.0, 3.0]} {'loss': array(")
 

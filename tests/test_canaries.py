@@ -9,9 +9,6 @@ import importlib
 import inspect
 import json
 import pathlib
-import subprocess
-import sys
-import textwrap
 from typing import NamedTuple
 
 import jax
@@ -19,6 +16,8 @@ import jax.extend
 import pytest
 
 import lox
+
+from . import programs
 
 JAX = tuple(int(part) for part in jax.__version__.split(".")[:2])
 SOURCE = pathlib.Path(lox.__file__).parent / "_jax"
@@ -322,12 +321,7 @@ MENDED = {
 
 
 def run_programs(how):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAMS), how],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(PROGRAMS, how)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

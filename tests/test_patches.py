@@ -1,14 +1,15 @@
 """Patches of JAX: installed by the first event, and loud where they cannot be."""
 
+import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 import lox
 from lox._jax import patches
+
+from . import programs
 
 START = """
     import jax
@@ -22,15 +23,11 @@ START = """
 """
 
 
-def run(program, start=START, check=True):
+def run(program, start=START, check=True, **options):
     """What a program prints in a process of its own."""
     code = textwrap.dedent(start) + textwrap.dedent(program)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    code = "import warnings; warnings.simplefilter('error')\n" + code
+    done = programs.run(code, **options)
     if check:
         assert done.returncode == 0, done.stderr
     return done.stdout if check else done.stderr
@@ -40,7 +37,7 @@ def run(program, start=START, check=True):
 
 
 def test_importing_lox_changes_no_rule_until_the_first_event():
-    run("""
+    program = """
         from lox._jax import rule_tables
         import lox._runtime
         from lox._jax import early_patches, host, patches
@@ -70,7 +67,8 @@ def test_importing_lox_changes_no_rule_until_the_first_event():
         log(1.0)  # installing twice does nothing
         patches.install()
         assert rules() == changed
-    """)
+    """
+    run(program, fresh=True, env={**os.environ, "PYTHONWARNINGS": "error"})
 
 
 def test_all_patches_are_installed_in_this_version_of_jax():
@@ -281,6 +279,7 @@ def test_an_event_in_a_function_that_cannot_be_watched_is_refused(
             return x
         """,
         check=False,
+        without_lox=True,
     )
     raised = [x for x in errors.splitlines() if x.startswith("lox.Unsupported")]
     assert raised, errors
@@ -411,7 +410,11 @@ def test_programs_that_do_not_log_are_the_same_with_and_without_lox():
     lox.tap(jax.grad(lambda x: (lox.log({"x": x}), x)[1]), lambda logs: None)(1.0)
     jax.effects_barrier()
     """
-    alone = run("", WITHOUT_LOGS.replace("HOW", ""))
+
+    def printed(how):
+        return run("", WITHOUT_LOGS.replace("HOW", how), without_lox=True)
+
+    alone = printed("import sys; assert 'lox' not in sys.modules")
     assert len(alone) > 100_000
-    assert run("", WITHOUT_LOGS.replace("HOW", "import lox, lox._runtime")) == alone
-    assert run("", WITHOUT_LOGS.replace("HOW", with_events)) == alone
+    assert printed("import lox, lox._runtime") == alone
+    assert printed(with_events) == alone
