@@ -94,8 +94,7 @@ _Rule = Callable[[dict[str, Any], list[int]], list[int]]
 
 
 def _through_call(params: dict[str, Any], ins: list[int]) -> list[int]:
-    name = "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
-    return _through(params[name], ins)
+    return _through(primitives.called_jaxpr(params), ins)
 
 
 def _through_scan(params: dict[str, Any], ins: list[int]) -> list[int]:

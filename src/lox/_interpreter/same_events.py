@@ -21,9 +21,6 @@ _INLINED = {
     "pjit": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
@@ -33,6 +30,8 @@ def _called(eqn: Any) -> Any:
     """The jaxpr that is as good as an equation, or None."""
     if jaxprs.hijax(eqn) is not None:
         return jaxprs.expanded_hijax(eqn)
+    if eqn.primitive.name in ("closed_call", "core_call", "eval_jaxpr"):
+        return primitives.called_jaxpr(eqn.params)
     name = _INLINED.get(eqn.primitive.name)
     return None if name is None else eqn.params[name]
 

@@ -126,8 +126,8 @@ def scan_params(
 
 
 def called_jaxpr(params: dict[str, Any]) -> Any:
-    """What `closed_call`, `core_call` and `eval_jaxpr` evaluate."""
-    # the latter names it as the others do from 0.11 on
+    """The jaxpr that a call, such as `closed_call` or `eval_jaxpr`, evaluates."""
+    # up to 0.10, `eval_jaxpr` has another name for it
     return params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"]
 
 
