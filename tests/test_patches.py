@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -69,6 +71,13 @@ def test_importing_lox_changes_no_rule_until_the_first_event():
         assert rules() == changed
     """
     run(program, fresh=True, env={**os.environ, "PYTHONWARNINGS": "error"})
+
+
+@pytest.mark.parametrize("module", ["compat", "patches", "early_patches", "watches"])
+def test_a_module_of_lox_may_be_the_first_to_import_jax(module):
+    # in a new process: the others are forks of one that has imported JAX
+    program = f"import lox._jax.{module}, sys; assert 'jax' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_all_patches_are_installed_in_this_version_of_jax():
