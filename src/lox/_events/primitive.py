@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lox._arrays import to_numpy
 from lox._errors import LoxWarning
 from lox._jax import (
     array_types,
@@ -25,7 +26,6 @@ from lox._jax import (
     callbacks,
     compat,
     effects,
-    host,
     lowering,
     patches,
     primitives,
@@ -100,7 +100,7 @@ def to_host(x: Any) -> Any:
     """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
     if is_key(x):
         x = jax.random.key_data(x)
-    return host.to_numpy(x)
+    return to_numpy(x)
 
 
 def is_key(x: Any) -> bool:

@@ -9,7 +9,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
-import numpy as np
 
 from . import compat, patches, tracebacks
 from .patches import Patch, UnavailableError
@@ -190,16 +189,8 @@ def called_by_xla_thread() -> bool:
 # --- transfers ---------------------------------------------------------------
 
 
-def to_numpy(x: Any) -> Any:
-    """NumPy; by a named transfer where `jax.transfer_guard` forbids all others."""
-    try:
-        return np.asarray(x)
-    except jax.errors.JaxRuntimeError:
-        return np.asarray(jax.device_get(x))
-
-
 def to_array(x: Any) -> Any:
-    """The other way: a JAX array of what the host has."""
+    """A JAX array; by an explicit transfer where `jax.transfer_guard` requires one."""
     try:
         return jax.numpy.asarray(x)
     except jax.errors.JaxRuntimeError:
