@@ -61,6 +61,24 @@ def test_callbacks_get_numpy_values_that_are_safe_to_keep():
     assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(calls))
 
 
+@pytest.mark.parametrize("dtype", ["int2", "uint2", "int4", "uint4"])
+@pytest.mark.parametrize("inside", ["nothing", "vmap"])
+def test_tap_delivers_integers_of_fewer_than_eight_bits(dtype, inside):
+    def program(x):
+        values = {"x": (x % 2).astype(dtype), "xs": jnp.full((2, 3), x % 2, dtype)}
+        lox.log(values)
+
+    rows = []
+    mapped = jax.vmap(program) if inside == "vmap" else lambda xs: [*map(program, xs)]
+    jax.jit(lox.tap(mapped, rows.append))(jnp.arange(4))
+    jax.effects_barrier()
+    assert [int(row["x"]) for row in rows] == [0, 1, 0, 1]
+    assert [row["xs"].astype(int).sum() for row in rows] == [0, 6, 0, 6]
+    assert {(row["x"].dtype.name, row["xs"].dtype.name) for row in rows} == {
+        (dtype, dtype)
+    }
+
+
 def test_under_jit_they_have_run_by_the_barrier():
     calls = []
     f = jax.jit(lox.tap(loop, calls.append))

@@ -8,8 +8,11 @@ from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from . import compat, host
@@ -77,6 +80,7 @@ def emit_callback(
         avals: their types.
         effect: the ordered effect in whose order it is to run, or None.
     """
+    callback, operands, avals = _widen(callback, operands, avals)
     inner = ctx.replace(avals_in=list(avals), avals_out=[])
     partitioned = is_partitioned(ctx)
     sharding = _first_device_sharding(ctx) if partitioned else None
@@ -106,6 +110,41 @@ def emit_callback(
         ctx.set_tokens_out(mlir.TokenSet({effect: new_token}))
     host.receivers.add(callback.__code__)
     _call_directly(ctx.module_context.host_callbacks, wrapped, callback, bool(token))
+
+
+def _widen(
+    callback: Callable[..., Any], operands: Sequence[Any], avals: Sequence[Any]
+) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
+    """The same call with `int4` and its like transferred as `int8`.
+
+    JAX 0.9 hands the host arbitrary bits for a scalar of fewer than eight.
+    """
+    narrow = {i: aval.dtype for i, aval in enumerate(avals) if _is_narrow(aval.dtype)}
+    if not narrow:
+        return callback, operands, avals
+    operands, avals = list(operands), list(avals)
+    for i in narrow:
+        avals[i] = _wide(avals[i])
+        element = mlir.dtype_to_ir_type(avals[i].dtype)
+        wide = ir.RankedTensorType.get(avals[i].shape, element)
+        operands[i] = stablehlo.convert(wide, operands[i])
+
+    def call(*args: Any) -> Any:
+        arrays = list(args)
+        for i, dtype in narrow.items():
+            arrays[i] = np.asarray(arrays[i]).astype(dtype)
+        return callback(*arrays)
+
+    return call, operands, avals
+
+
+def _is_narrow(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.integer)) and jnp.iinfo(dtype).bits < 8
+
+
+def _wide(aval: Any) -> Any:
+    signed = jnp.issubdtype(aval.dtype, jnp.signedinteger)
+    return aval.update(dtype=np.dtype(np.int8 if signed else np.uint8))
 
 
 def _call_directly(
