@@ -87,7 +87,7 @@ def logify(
         def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], Logs]:
             outs, record, dropped = collect(closed, args, options, where.outermost)
             names = {
-                event.keys[0]: event.what
+                event.call.keys[0]: event.call.api_data
                 for event in events_of(closed)
                 if options.selection.takes_event(event)
             }

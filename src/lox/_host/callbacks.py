@@ -4,7 +4,6 @@ Nothing here calls `jax.numpy`: a callback that touches the device can wait fore
 the very computation that it is part of.
 """
 
-import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -97,7 +96,7 @@ class CallbackSink:
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
         """What a program calls with the operands of an event, each time it comes by."""
         deliver = self._deliverer(event)
-        stoppable = event.devices == 1
+        stoppable = event.route.devices == 1
         self.unstoppable |= not stoppable
         waiting = signals.waiting
         interrupts.used = True
@@ -139,7 +138,7 @@ class CallbackSink:
 
         It may run a million times, so all that can be done once is done here.
         """
-        lock, take, source = self._lock, self._taker(event), event.source
+        lock, take, source = self._lock, self._taker(event), event.call.source
 
         def deliver(operands: Sequence[Any]) -> BaseException | None:
             try:
@@ -158,9 +157,9 @@ class CallbackSink:
 
     def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
         """Calls the callback with what the operands of an event are."""
-        if event.buffered:
+        if event.layout.buffered:
             open_lanes = _buffer_opener(event, self.batched)
-        elif event.lanes or event.masked:
+        elif event.layout.lanes or event.layout.masked:
             open_lanes = _lanes_opener(event, self.batched)
         else:
             open_row = row_opener(event)
@@ -191,18 +190,18 @@ def _lanes_opener(
     event: Event, batched: bool
 ) -> Callable[[Sequence[Any]], Iterable[logdict]]:
     """From the operands of an event to what the callback gets, in turn."""
-    if event.masked or batched:
+    if event.layout.masked or batched:
 
         def open_whole(operands: Sequence[Any]) -> list[logdict]:
             logs = _open(event, operands)
-            opened = [logs.compact()] if batched else _lanes(logs, event.lanes)
+            opened = [logs.compact()] if batched else _lanes(logs, event.layout.lanes)
             return [lane for lane in opened if lane]
 
         return open_whole
-    open_row = row_opener(dataclasses.replace(event, lanes=0))
+    open_row = row_opener(event.with_layout(lanes=0))
 
     def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
-        return map(open_row, each_lane(operands, event.lanes))
+        return map(open_row, each_lane(operands, event.layout.lanes))
 
     return open_lanes
 
@@ -217,8 +216,8 @@ def _buffer_opener(
     event: Event, batched: bool
 ) -> Callable[[Sequence[Any]], Iterable[logdict]]:
     """The same for a buffer, whose rows are an axis after the lanes."""
-    lanes = event.lanes
-    plain = dataclasses.replace(event, masked=False, buffered=False)
+    lanes = event.layout.lanes
+    plain = event.with_layout(masked=False, buffered=False)
     # one description for all: who gets them can tell by it that nothing has changed
     info: dict[str, KeyInfo] = {}
 
@@ -271,7 +270,7 @@ def _lanes(logs: logdict, depth: int) -> list[logdict]:
 def _open(event: Event, operands: Sequence[Any]) -> logdict:
     """The logdict of one event, with the event's lanes as leading axes."""
     parts = event.split(operands)
-    return _logdict(event, parts, False, event.lanes, parts.mask)
+    return _logdict(event, parts, False, event.layout.lanes, parts.mask)
 
 
 def _logdict(
@@ -279,16 +278,18 @@ def _logdict(
 ) -> logdict:
     data: dict[str, Any] = {}
     info: dict[str, KeyInfo] = {}
-    several = dict(zip(event.keys, event.several, strict=False))
-    for key, tree, leaves in zip(event.keys, event.trees, parts.values, strict=True):
+    several = dict(zip(event.call.keys, event.route.multi_row, strict=False))
+    for key, tree, leaves in zip(
+        event.call.keys, event.call.trees, parts.values, strict=True
+    ):
         data[key] = tree.unflatten(leaves)
         ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
-        info[key] = KeyInfo(stacked, lanes, ndims, event.tags, several.get(key))
+        info[key] = KeyInfo(stacked, lanes, ndims, event.call.tags, several.get(key))
     steps = {
-        name: dict.fromkeys(event.keys, value)
-        for name, value in zip(event.steps, parts.steps, strict=True)
+        name: dict.fromkeys(event.call.keys, value)
+        for name, value in zip(event.call.steps, parts.steps, strict=True)
     }
-    masks = {} if mask is None else dict.fromkeys(event.keys, mask)
+    masks = {} if mask is None else dict.fromkeys(event.call.keys, mask)
     return logdict._of(data, steps, masks, info)
 
 
@@ -297,9 +298,9 @@ def row_opener(event: Event) -> OpenRow:
 
     There may be more operands after its own.
     """
-    if not all(tree == _ARRAY for tree in event.trees):
+    if not all(tree == _ARRAY for tree in event.call.trees):
         return lambda operands: _open(event, operands)
-    keys, names, count = event.keys, event.steps, len(event.keys)
+    keys, names, count = event.call.keys, event.call.steps, len(event.call.keys)
     new, put, update = dict.__new__, dict.__setitem__, dict.update
     fromkeys = dict.fromkeys
     (first, *others) = keys
@@ -324,9 +325,9 @@ def row_opener(event: Event) -> OpenRow:
         return logs
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
-        several = event.several or (None,) * count
+        several = event.route.multi_row or (None,) * count
         for key, x, many in zip(keys, operands[:count], several, strict=True):
-            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.tags, many)
+            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.call.tags, many)
         return info
 
     return open_row

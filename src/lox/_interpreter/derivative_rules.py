@@ -27,7 +27,7 @@ Line = tuple[Source, str]
 
 
 def lines_of(events: Iterable[Event]) -> set[Line]:
-    return {(event.source, key) for event in events for key in event.keys}
+    return {(event.call.source, key) for event in events for key in event.call.keys}
 
 
 class _Watch:
@@ -154,7 +154,7 @@ class Dropper(Collector):
         self.key = ("drop", lines, anchors)
 
     def wants(self, event: Event) -> bool:
-        if not event.keys:
+        if not event.call.keys:
             return self._anchors
         return not self._lines.isdisjoint(lines_of([event]))
 
@@ -170,8 +170,12 @@ class Dropper(Collector):
         self, event: Event, operands: Sequence[Any]
     ) -> tuple[Event, Sequence[Any]] | None:
         """What is left of an event."""
-        keys = {key for key in event.keys if (event.source, key) not in self._lines}
-        if keys and len(keys) == len(event.keys):
+        keys = {
+            key
+            for key in event.call.keys
+            if (event.call.source, key) not in self._lines
+        }
+        if keys and len(keys) == len(event.call.keys):
             return event, operands
         return event.only(keys.__contains__, operands) if keys else None
 

@@ -14,7 +14,6 @@ transformation of ours:
   Its events are marked, and pass the `vmap` over the tangents once.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,12 +104,12 @@ class _Mark(Collector):
         self.key = ("mark", mark)
 
     def wants(self, event: Event) -> bool:
-        return bool(event.keys)
+        return bool(event.call.keys)
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        log_p.bind(*operands, event=dataclasses.replace(event, once=self._mark))
+        log_p.bind(*operands, event=event.with_layout(once=self._mark))
         return Record(), state
 
     def in_rules(self, lines: frozenset[Any] = frozenset()) -> Collector:
@@ -131,7 +130,9 @@ def _refuse_in_custom_functions(patch: Patch) -> None:
         del args
         events = [params["event"]] if "event" in params else missing.events_in(params)
         if events and early_patches.in_custom_function():
-            subject = f"{events[0].description}, is in a custom function or its rules"
+            subject = (
+                f"{events[0].call.description}, is in a custom function or its rules"
+            )
             raise patches.error(patch, subject)
 
     for primitive in (log_p, *primitives.HIGHER_ORDER):

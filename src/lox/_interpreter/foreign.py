@@ -197,9 +197,9 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
     expanded = _expanded(eqn)
     if expanded is None:
         keys = ", ".join(
-            f"{key!r} (logged at {event.source})"
+            f"{key!r} (logged at {event.call.source})"
             for event in filter(walk.collector.wants, events_inside(eqn))
-            for key in event.keys
+            for key in event.call.keys
         )
         raise UnsupportedPrimitiveError(
             f"a function of `eqxi.noinline` may log {keys}, but which function is "

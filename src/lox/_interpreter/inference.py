@@ -80,7 +80,7 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
     def counts_in(eqn: Any) -> Counter[str]:
         if eqn.primitive is log_p:
             event = eqn.params["event"]
-            taken = event.keys if selection.takes_event(event) else ()
+            taken = event.call.keys if selection.takes_event(event) else ()
             return Counter(filter(selection.takes_key, taken))
         # of the branches of a conditional, one is taken; what a linear solve has beside
         # its solution are other ways to the same

@@ -358,11 +358,11 @@ def remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
 
 def unsupported(walk: Walk, eqn: Any) -> str:
     # an event without keys only holds others in a loop (see `patches`)
-    inside = [event for event in events_inside(eqn) if event.keys]
+    inside = [event for event in events_inside(eqn) if event.call.keys]
     wanted = [event for event in inside if walk.collector.wants(event)]
-    keys = ", ".join(dict.fromkeys(repr(key) for e in wanted for key in e.keys))
+    keys = ", ".join(dict.fromkeys(repr(key) for e in wanted for key in e.call.keys))
     return (
-        f"{keys}, logged at {wanted[0].source}, cannot be taken out of "
+        f"{keys}, logged at {wanted[0].call.source}, cannot be taken out of "
         f"`{eqn.primitive.name}`: JAX gives no way to return values from inside it. "
         "Log outside of it, or wrap what it calls in `lox.nolog`."
     )
@@ -499,7 +499,7 @@ class Remover(Collector):
         self.key = ("remove", wants)
 
     def wants(self, event: Event) -> bool:
-        if event.sink is not None:
+        if event.route.sink is not None:
             return False
         return self._wants is None or self._wants(event)
 

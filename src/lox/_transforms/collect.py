@@ -27,7 +27,7 @@ def collect(
     """
     types, streams = Record(), Streams({}, options.selection)
     chosen = filter(options.selection.takes_event, events_of(closed))
-    if not options.every_row or any(event.reduce is not None for event in chosen):
+    if not options.every_row or any(event.call.reduce is not None for event in chosen):
         types = survey(closed, options.selection, options.reduction)
         options.check_window(types, "lox.spool")
         streams = _streams(types, closed, options)

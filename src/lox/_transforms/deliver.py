@@ -1,6 +1,5 @@
 """From a program to callbacks: what `lox.tap` and the loggers share."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import UnsupportedPrimitiveError
-from lox._events.event import Event, Operands
+from lox._events.event import Call, Event, Layout, Operands
 from lox._events.primitive import log_p
 from lox._host import signals
 from lox._host.callbacks import CallbackSink, callback_errors
@@ -65,8 +64,8 @@ def deliver(
         types = survey(closed, options.selection, _reductions(options))
         options.check_window(types, "lox.tap")
         streams = _streams(types, closed, options)
-    several = repeated(closed, options.selection)
-    tapper = _Tapper(options, outermost, streams, sink, run is not None, several)
+    multi_row = repeated(closed, options.selection)
+    tapper = _Tapper(options, outermost, streams, sink, run is not None, multi_row)
     state = _TapState(streams.initial(), run)
     outs, _, state = Walk(tapper)(closed, args, state)
     tapper.flush(state)
@@ -97,14 +96,14 @@ class _Tapper(Taker):
         streams: Streams,
         sink: CallbackSink,
         has_run: bool,
-        several: frozenset[str],
+        multi_row: frozenset[str],
     ) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
         self._reductions = _reductions(options)
         self._streams = streams
         self._sink = sink
         self._has_run = has_run
-        self._several = several
+        self._multi_row = multi_row
         self._ordered = options.ordered
         self._prefix = options.prefix
 
@@ -121,7 +120,7 @@ class _Tapper(Taker):
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
-                self._deliver_batch(stream, new, due, lanes, event.source, run)
+                self._deliver_batch(stream, new, due, lanes, event.call.source, run)
             else:
                 if stream.per_lane:  # each lane has its own turn
                     rows = masked(rows, due)
@@ -159,7 +158,7 @@ class _Tapper(Taker):
     def _run_of(self, event: Event, state: _TapState | None) -> Any:
         if state is None and self._has_run:
             raise UnsupportedPrimitiveError(
-                f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in "
+                f"{event.call.description}, is in "
                 "the derivative or batching rule of a custom function, where nobody "
                 "knows which run it belongs to. Log it in the function itself."
             )
@@ -193,16 +192,15 @@ class _Tapper(Taker):
         """Delivers the rows that are due; at the end (None), those that are left."""
         final = due is None
         some = stream.left(state, lanes) if final else due
-        event = Event(
+        call = Call(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),
             steps=tuple(stream.first.steps),
             source=source,
             tags=all_tags(rows.tags for rows in stream.rows.values()),
-            lanes=lanes,
-            masked=stream.per_lane,
-            buffered=stream.buffers,
         )
+        layout = Layout(lanes, masked=stream.per_lane, buffered=stream.buffers)
+        event = Event(call, layout)
 
         def opened(held: Any) -> tuple[Event, list[Any]]:
             state, some = held
@@ -216,8 +214,8 @@ class _Tapper(Taker):
             )
             return event, operands.flat()
 
-        several = False if stream.emits_late else stream.has_windows or None
-        self._deliver_if(some, (state, some), opened, run, several)
+        multi_row = False if stream.emits_late else stream.has_windows or None
+        self._deliver_if(some, (state, some), opened, run, multi_row)
 
     def _deliver_if(
         self,
@@ -225,13 +223,13 @@ class _Tapper(Taker):
         held: Any,
         opened: Callable[[Any], tuple[Event, Sequence[Any]]],
         run: Any,
-        several: bool | None = None,
+        multi_row: bool | None = None,
     ) -> None:
         """Delivers, if there is any, the event that `opened` makes of `held`."""
         fixed = jax.tree.map(jax.lax.stop_gradient, held)
 
         def body(again: Any) -> Any:
-            self._deliver(*opened(fixed), run, several)
+            self._deliver(*opened(fixed), run, multi_row)
             return jnp.zeros_like(again)
 
         # on CPUs, a loop that runs once or never costs a fifth of a conditional
@@ -242,19 +240,23 @@ class _Tapper(Taker):
         event: Event,
         operands: Sequence[Any],
         run: Any,
-        several: bool | None = None,
+        multi_row: bool | None = None,
     ) -> None:
-        """Delivers an event; `several` as in `Event`, if it is known for all keys."""
-        marks = tuple(
-            key in self._several if several is None else several for key in event.keys
-        )
+        """Delivers an event; `multi_row` as in `Event`, if it is known for all keys."""
+        keys = event.call.keys
         if run is not None:
             event, operands = with_run(event, operands, run)
-        # XLA crashes on order where only some axes of a mesh are manual
-        ordered = self._ordered and not array_types.partly_manual()
-        event = event.renamed(self._prefix)
-        event = dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, several=marks, quiet=False
+        if self._prefix:
+            event = event.with_call(keys=tuple(f"{self._prefix}{key}" for key in keys))
+        event = event.with_route(
+            sink=self._sink,
+            quiet=False,
+            # XLA crashes on order where only some axes of a mesh are manual
+            ordered=self._ordered and not array_types.partly_manual(),
+            multi_row=tuple(
+                key in self._multi_row if multi_row is None else multi_row
+                for key in keys
+            ),
         )
         log_p.bind(*operands, event=event)
 

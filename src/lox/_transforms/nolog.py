@@ -85,4 +85,4 @@ def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
 
 
 def _is_ours(event: Event) -> bool:
-    return event.api == "lox"
+    return event.call.api == "lox"

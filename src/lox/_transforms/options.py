@@ -79,10 +79,10 @@ class Options:
         events = [
             event
             for event in events_of(closed)
-            if event.sink is None and event.api == self.selection.api
+            if event.route.sink is None and event.call.api == self.selection.api
         ]
-        keys = list(dict.fromkeys(key for event in events for key in event.keys))
-        tags = dict.fromkeys(tag for event in events for tag in event.tags)
+        keys = list(dict.fromkeys(key for event in events for key in event.call.keys))
+        tags = dict.fromkeys(tag for event in events for tag in event.call.tags)
         _warn(name, "argnames", self.selection.unmatched(keys), keys)
         _warn(name, "tags", self.selection.unmatched_tags(events), tags)
         _warn(name, "reduce", reductions.unmatched(self.reduce, keys), keys)

@@ -4,7 +4,6 @@ The words of the key are one operand, a step whose name nobody else can give. On
 host they become as many steps, since a step of a logdict is a number.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,36 +30,38 @@ def with_run(
     """
     parts = event.split(operands)
     leaf = parts.values[0][0]
-    lanes = jnp.shape(leaf)[: event.lanes]
+    lanes = jnp.shape(leaf)[: event.layout.lanes]
     own = jnp.shape(words)[:-1]
     if own != lanes[: len(own)]:
         raise LoxValueError(
-            f"{event.keys[0]!r}, logged at {event.source}, has {lanes} lanes, and the "
-            f"logger's state is one of {own} runs. Make a run for each lane, by "
-            "`jax.vmap(logger.init)(keys)`, or one for all."
+            f"{event.call.keys[0]!r}, logged at {event.call.source}, has {lanes} "
+            f"lanes, and the logger's state is one of {own} runs. Make a run per lane, "
+            "by `jax.vmap(logger.init)(keys)`, or one for all."
         )
     # the rows of a buffer share it, so that one for all of them is enough
-    shape = (*lanes, 1) if event.buffered else lanes
+    shape = (*lanes, 1) if event.layout.buffered else lanes
     count = jnp.shape(words)[-1]
     words = jnp.reshape(words, (*own, *[1] * (len(shape) - len(own)), count))
     parts.steps.append(jnp.broadcast_to(words, (*shape, count)))
-    event = dataclasses.replace(event, steps=(*event.steps, f"{_WORD}{count}"))
+    event = event.with_call(steps=(*event.call.steps, f"{_WORD}{count}"))
     return event, parts.flat()
 
 
 def without_run(event: Event) -> Event:
     """The event without the words of its run, which come after its steps."""
-    return dataclasses.replace(event, steps=event.steps[:-1])
+    return event.with_call(steps=event.call.steps[:-1])
 
 
 def with_words(
     event: Event,
 ) -> tuple[Event, Callable[[Sequence[Any]], list[Any]]]:
     """The event whose steps the words of its run are, and how to get its operands."""
-    count = int(event.steps[-1].removeprefix(_WORD))
-    place = sum(tree.num_leaves for tree in event.trees) + len(event.steps) - 1
+    count = int(event.call.steps[-1].removeprefix(_WORD))
+    place = (
+        sum(tree.num_leaves for tree in event.call.trees) + len(event.call.steps) - 1
+    )
     names = (f"{_WORD}{i}" for i in range(count))
-    apart = dataclasses.replace(event, steps=(*event.steps[:-1], *names))
+    apart = event.with_call(steps=(*event.call.steps[:-1], *names))
 
     def operands_of(operands: Sequence[Any]) -> list[Any]:
         words = operands[place]

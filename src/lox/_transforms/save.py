@@ -4,17 +4,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
-from lox._events.event import Event
-from lox._events.log import operand
-from lox._events.primitive import log_p
+from lox._events.payload import PAYLOAD, send_payload
 from lox._host.callbacks import CallbackSink
-from lox._jax import array_types
 from lox._logs.logdict import logdict
-from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
 from lox._store.runs import Path
@@ -60,18 +55,8 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     if is_outermost():
         _save(pathlib.Path(path), mode, words, logs)
         return
-    leaves, tree = jax.tree.flatten((logs._plain(), words))
-    event = Event(
-        keys=("logs",),
-        trees=(tree,),
-        steps=(),
-        source=user_source(),
-        sink=_SaveSink(pathlib.Path(path), mode),
-        ordered=not array_types.partly_manual(),
-    )
-    call = f"`lox.save` at {event.source}"
-    operands = [operand(leaf, "a value", call) for leaf in leaves]
-    log_p.bind(*operands, event=event)
+    sink = _SaveSink(pathlib.Path(path), mode)
+    send_payload((logs._plain(), words), sink, "`lox.save`")
 
 
 class _SaveSink(CallbackSink):
@@ -82,7 +67,7 @@ class _SaveSink(CallbackSink):
         self._to = path, mode
 
     def _write(self, payload: logdict) -> None:
-        logs, words = payload["logs"]
+        logs, words = payload[PAYLOAD]
         _save(*self._to, words, logs)
 
     # the same program is compiled once, however often it is traced

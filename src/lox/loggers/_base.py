@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError, StepError
-from lox._events.event import Event
-from lox._events.log import arrays_of, operand
-from lox._events.primitive import log_p
+from lox._events.log import arrays_of
+from lox._events.payload import send_payload
 from lox._events.selection import Selection
 from lox._host import signals
 from lox._jax import array_types, host
@@ -218,18 +217,7 @@ class Logger:
                 return
             signals.uninterrupted(lambda: receiver.take(payload, late=in_callback))
             return
-        leaves, tree = jax.tree.flatten(payload)
-        event = Event(
-            keys=("payload",),
-            trees=(tree,),
-            steps=(),
-            source=user_source(),
-            sink=receiver,
-            ordered=not array_types.partly_manual(),
-        )
-        call = f"the logger at {user_source()}"
-        operands = [operand(leaf, "a value", call) for leaf in leaves]
-        log_p.bind(*operands, event=event)
+        send_payload(payload, receiver, "the logger")
 
     def spool(
         self,

@@ -5,7 +5,6 @@ known values and once for all. Its events are kept in one of the two runs.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +52,7 @@ def once_while_equation(
     with _numbers_kept():
         known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
     if known is not None and staged is not None:
-        sites = {event.site for event in _loop_events(known.params)}
+        sites = {event.layout.site for event in _loop_events(known.params)}
         params = _without(staged.params, sites)
         effects = {
             effect
@@ -79,7 +78,7 @@ class _Number(Rewriter):
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        log_p.bind(*operands, event=dataclasses.replace(event, site=next(self._count)))
+        log_p.bind(*operands, event=event.with_layout(site=next(self._count)))
         return Record(), state
 
 
@@ -128,8 +127,8 @@ def _events_by_knowledge(
     cond, _, _ = partial_eval.known_part(
         params["cond_jaxpr"], [*of_cond, *carry], False
     )
-    found = {event.site for event in (*events_of(known), *events_of(cond))}
-    return found, {event.site for event in _loop_events(params)} - found
+    found = {event.layout.site for event in (*events_of(known), *events_of(cond))}
+    return found, {event.layout.site for event in _loop_events(params)} - found
 
 
 def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
@@ -153,7 +152,7 @@ class _Removed(Rewriter):
         self._sites = sites
 
     def wants(self, event: Event) -> bool:
-        return event.site in self._sites
+        return event.layout.site in self._sites
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State

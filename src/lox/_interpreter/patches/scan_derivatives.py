@@ -5,7 +5,6 @@ JAX hoists what does not change in a loop out of it, so that an event made of co
 event gets an *anchor*: an operand that does change.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lox._events.event import Event
+from lox._events.event import Call, Event, Layout, Route
 from lox._events.primitive import log_p
 from lox._interpreter.rows import Record
 from lox._interpreter.walk import State, Walk, as_array, events_inside, events_of
@@ -37,7 +36,7 @@ class _Anchor(Rewriter):
         if state is None or isinstance(state, tuple):
             log_p.bind(*operands, event=event)
             return Record(), state
-        event = dataclasses.replace(event, anchors=event.anchors + 1)
+        event = event.with_layout(anchors=event.layout.anchors + 1)
         log_p.bind(*operands, state, event=event)
         return Record(), state
 
@@ -125,7 +124,7 @@ def still_anchored_equation(
 
 
 def _loose_events(jaxpr: Any) -> bool:
-    return any(event.anchors == 0 for event in events_of(jaxpr))
+    return any(event.layout.anchors == 0 for event in events_of(jaxpr))
 
 
 def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> dict[str, Any]:
@@ -208,4 +207,6 @@ def _logs_deep(jaxpr: Any) -> bool:
 
 # An event of nothing, which only needs the anchor that comes out of a loop's body, and
 # so keeps what that went through.
-_KEEP = Event((), (), (), Source("<lox>", 0), anchors=1, quiet=True)
+_KEEP = Event(
+    Call((), (), (), Source("<lox>", 0)), Layout(anchors=1), Route(quiet=True)
+)

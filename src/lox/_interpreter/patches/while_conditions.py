@@ -19,7 +19,7 @@ def lowered_condition(
     """XLA drops a condition, events and all, if it knows how often the loop runs."""
     # those that have an order are safe, and quiet ones are not delivered
     events = events_of(params["cond_jaxpr"])
-    if all(event.ordered or event.quiet for event in events):
+    if all(event.route.ordered or event.route.quiet for event in events):
         return rule(ctx, *args, **params)
 
     def loop(*args: Any) -> list[Any]:

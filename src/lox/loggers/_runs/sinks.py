@@ -3,7 +3,6 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events.event import Event
+from lox._events.payload import PAYLOAD
 from lox._host.callbacks import CallbackSink, callback_errors, each_lane, row_opener
 from lox._logs.logdict import logdict
 from lox._source import user_line
@@ -31,7 +31,7 @@ class RunSink(CallbackSink):
     """
 
     def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
-        super().__init__(lambda logs: self.take(logs["payload"], late=True))
+        super().__init__(lambda logs: self.take(logs[PAYLOAD], late=True))
         self.runs = runs
         self.shared = shared
 
@@ -77,8 +77,8 @@ class TapSink(CallbackSink):
 
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
         # a program that is compiled is about to run, and may log without order
-        self._unordered |= not event.ordered or event.per_device
-        self._devices |= event.per_device
+        self._unordered |= not event.route.ordered or event.route.per_device
+        self._devices |= event.route.per_device
         if self._runs is not None:
             self._tell(self._runs)
         return super().receiver(event)
@@ -88,13 +88,13 @@ class TapSink(CallbackSink):
         runs.logger._devices |= self._devices
 
     def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
-        if event.masked or event.buffered:
+        if event.layout.masked or event.layout.buffered:
             apart, operands_of = with_words(event)
             take_apart = super()._taker(apart)
             return lambda operands: take_apart(operands_of(operands))
         # most events: the words are the last operand, and no step of the logs
-        open_row = row_opener(replace(without_run(event), lanes=0))
-        lanes = event.lanes
+        open_row = row_opener(without_run(event).with_layout(lanes=0))
+        lanes = event.layout.lanes
 
         def take_row(operands: Sequence[Any]) -> None:
             words = operands[-1].tolist()
