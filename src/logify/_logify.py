@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_of
 from lox._interpreter.rows import to_logdict
-from lox._interpreter.walk import events_of
 from lox._transforms.arguments import Static
 from lox._transforms.collect import collect
 from lox._transforms.options import Options, decorator

@@ -12,7 +12,8 @@ from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._jax import jaxprs, partial_eval, primitives
 
-from .walk import events_inside, events_of, without_events
+from .contents import events_inside, events_of
+from .walk import without_events
 
 # what is as good as the equations inside
 _INLINED = {

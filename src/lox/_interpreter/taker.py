@@ -10,8 +10,8 @@ from lox._events.primitive import log_p
 from lox._events.selection import Selection
 from lox._source import Source
 
+from .handlers import Collector, Handler, Rewriter, State
 from .rows import Record
-from .walk import Collector, State
 
 
 class Taker(Collector):
@@ -19,8 +19,6 @@ class Taker(Collector):
 
     Subclasses say what becomes of a selected event.
     """
-
-    takes = True
 
     def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
         self._selection = selection
@@ -66,7 +64,7 @@ class Taker(Collector):
             part, values = event.only(left.__contains__, operands)
             log_p.bind(*values, event=part.with_route(quiet=True))
 
-    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Collector:
+    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         return _NotTaken(self, lines, warns=not self._keep)
 
     def take(
@@ -75,33 +73,28 @@ class Taker(Collector):
         raise NotImplementedError
 
 
-class _NotTaken(Collector):
+class _NotTaken(Rewriter):
     """For derivative rules: removes what a transformation would take elsewhere.
 
     Inside a derivative, a transformation gives what the function itself logs. Of what
     its rules alone log, a warning tells.
     """
 
-    gives_rows = False
-
     def __init__(self, taker: Taker, lines: frozenset[Any], warns: bool) -> None:
         self._taker = taker
         self._known = {key for _, key in lines}
         self._warns = warns
-        self.key = (self,)
+        self.memo_key = (self,)
 
     def wants(self, event: Event) -> bool:
         return self._taker.wants(event)
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         taken = self._taker.taken_keys(event)
         self._taker.leave(event, operands, taken)
         missed = [key for key in event.call.keys if key in taken - self._known]
         if missed and self._warns:
             _warn_of_rule(missed, event.call.source)
-        return Record(), state
 
 
 _warned: dict[Any, Any] = {}  # as Python keeps it: once for each line

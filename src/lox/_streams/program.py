@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.rows import Record, Rows
-from lox._interpreter.walk import events_inside, events_of
 from lox._logs.grouping import group_keys
 
 from .stages import State

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from lox._events.event import Event
+from lox._interpreter.contents import events_of
+from lox._interpreter.handlers import Collector, State
 from lox._interpreter.inference import survey, survey_equation
 from lox._interpreter.rows import Record, Reductions, rows_of
 from lox._interpreter.taker import Taker
-from lox._interpreter.walk import Collector, Walk, events_of
+from lox._interpreter.walk import Walk
 from lox._streams.program import Streams, StreamStates
 from lox._streams.stream import Plan
 
@@ -32,8 +32,8 @@ def collect(
         options.check_window(types, "lox.spool")
         streams = _streams(types, closed, options)
     spooler = _Spooler(options, outermost, streams)
-    outs, record, state = Walk(spooler)(closed, args, streams.initial())
-    return outs, *_joined(record, types, streams, state)
+    outs, record, state = Walk(spooler)(closed, args, State(streams.initial()))
+    return outs, *_joined(record, types, streams, state.streams)
 
 
 class _Spooler(Taker):
@@ -46,29 +46,23 @@ class _Spooler(Taker):
         self._streams = streams
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: StreamStates
-    ) -> tuple[Record, StreamStates]:
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
         record = rows_of(event, operands, self._reductions)
-        return self._streams.update(state, record)
+        record, streams = self._streams.update(state.streams, record)
+        return record, state.with_streams(streams)
 
-    def keyed(self, state: StreamStates) -> list[bool]:
-        return [True] * len(jax.tree.leaves(state))
-
-    def part(self, state: StreamStates, eqn: Any) -> StreamStates:
-        return self._streams.part(state, eqn)
-
-    def whole(self, state: StreamStates, part: StreamStates) -> StreamStates:
-        return {**state, **part}
+    def part(self, state: State, eqn: Any) -> State:
+        return state.with_streams(self._streams.part(state.streams, eqn))
 
     def rows_only(self, walk: Walk, eqn: Any) -> Collector:
         types = survey_equation(walk, eqn, self._selection, self._reductions)
         unbounded = [key for key, rows in types.items() if rows.unbounded]
         return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 
-    def absorb(
-        self, record: Record, state: StreamStates
-    ) -> tuple[Record, StreamStates]:
-        return self._streams.update_all(state, record)
+    def absorb(self, record: Record, state: State) -> tuple[Record, State]:
+        record, streams = self._streams.update_all(state.streams, record)
+        return record, state.with_streams(streams)
 
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:

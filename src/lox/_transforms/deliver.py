@@ -1,7 +1,7 @@
 """From a program to callbacks: what `lox.tap` and the loggers share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from lox._events.event import Call, Event, Layout, Operands
 from lox._events.primitive import log_p
 from lox._host import signals
 from lox._host.callbacks import CallbackSink, callback_errors
+from lox._interpreter.handlers import Handler, State
 from lox._interpreter.inference import repeated, survey
 from lox._interpreter.rows import (
     Record,
@@ -26,19 +27,12 @@ from lox._logs.key import all_tags
 from lox._reduce.protocol import AnyReduction
 from lox._reduce.reductions import Checked
 from lox._source import Source
-from lox._streams.program import Streams, StreamStates
-from lox._streams.stages import State
+from lox._streams.program import Streams
+from lox._streams.stages import State as StreamState
 from lox._streams.stream import Plan, Stream
 
 from .options import Options
 from .run_keys import with_run
-
-
-class _TapState(NamedTuple):
-    """The states of the streams, and the words of the run that events belong to."""
-
-    streams: StreamStates
-    run: Any  # None if they belong to none
 
 
 def deliver(
@@ -66,7 +60,7 @@ def deliver(
         streams = _streams(types, closed, options)
     multi_row = repeated(closed, options.selection)
     tapper = _Tapper(options, outermost, streams, sink, run is not None, multi_row)
-    state = _TapState(streams.initial(), run)
+    state = State(streams.initial(), run)
     outs, _, state = Walk(tapper)(closed, args, state)
     tapper.flush(state)
     return outs
@@ -87,8 +81,6 @@ class _Tapper(Taker):
     There is no state in the derivative and batching rules of custom functions.
     """
 
-    gives_rows = False
-
     def __init__(
         self,
         options: Options,
@@ -108,14 +100,14 @@ class _Tapper(Taker):
         self._prefix = options.prefix
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: _TapState | None
-    ) -> tuple[Record, _TapState | None]:
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
         run = self._run_of(event, state)
         if not self._streams:
             self._deliver(event, operands, run)
             return Record(), state
 
-        def emit(stream: Stream, rows: Record, new: State, due: Any) -> None:
+        def emit(stream: Stream, rows: Record, new: StreamState, due: Any) -> None:
             if stream.emits_late:
                 return
             lanes = next(iter(rows.values())).lanes
@@ -129,42 +121,30 @@ class _Tapper(Taker):
 
         record = rows_of(event, operands, self._reductions)
         left = record
-        if state:
+        if state.streams:
             left, new = self._streams.update(state.streams, record, emit)
-            state = state._replace(streams=new)
+            state = state.with_streams(new)
         if left:
             self._streams.check_optional(left)
             self._deliver(*event_of(left, event), run)
         return Record(), state
 
-    def keyed(self, state: _TapState | None) -> list[bool]:
-        if not state:
-            return []
-        streams, run = map(jax.tree.leaves, state)
-        return [True] * len(streams) + [False] * len(run)
+    def part(self, state: State, eqn: Any) -> State:
+        return state.with_streams(self._streams.part(state.streams, eqn))
 
-    def part(self, state: _TapState | None, eqn: Any) -> _TapState | None:
-        if not state:
-            return state
-        return state._replace(streams=self._streams.part(state.streams, eqn))
+    def without_rows(self) -> Handler:
+        return self  # it gives none
 
-    def whole(
-        self, state: _TapState | None, part: _TapState | None
-    ) -> _TapState | None:
-        if not state or not part:
-            return part
-        return state._replace(streams={**state.streams, **part.streams})
-
-    def _run_of(self, event: Event, state: _TapState | None) -> Any:
-        if state is None and self._has_run:
+    def _run_of(self, event: Event, state: State) -> Any:
+        if state.run is None and self._has_run:
             raise UnsupportedPrimitiveError(
                 f"{event.call.description}, is in "
                 "the derivative or batching rule of a custom function, where nobody "
                 "knows which run it belongs to. Log it in the function itself."
             )
-        return state.run if state else None
+        return state.run
 
-    def flush(self, state: _TapState) -> None:
+    def flush(self, state: State) -> None:
         """Delivers what is left at the end."""
         for name, stream in self._streams.items():
             if stream.holds:
@@ -183,7 +163,7 @@ class _Tapper(Taker):
     def _deliver_batch(
         self,
         stream: Stream,
-        state: State,
+        state: StreamState,
         due: Any,
         lanes: int,
         source: Source,

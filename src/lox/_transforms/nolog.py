@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
+from lox._interpreter.handlers import NO_STATE, Remover
 from lox._interpreter.patches.missing import events_are_removed
-from lox._interpreter.walk import Remover, Walk
+from lox._interpreter.walk import Walk
 from lox._jax import patches
 
 from .arguments import Static
@@ -80,7 +81,7 @@ class _Nolog(Transformed):
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-    outs, _, _ = Walk(Remover(_is_ours))(closed, args, ())
+    outs, _, _ = Walk(Remover(_is_ours))(closed, args, NO_STATE)
     return outs, None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lox._errors import LoxTypeError, LoxValueError, LoxWarning
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_of
 from lox._interpreter.rows import Record
-from lox._interpreter.walk import events_of
 from lox._reduce import reductions
 from lox._reduce.protocol import AnyReduction
 from lox._source import user_line

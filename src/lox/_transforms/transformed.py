@@ -22,7 +22,7 @@ import jax
 from lox._arrays import is_array
 from lox._errors import LoxTypeError, describe
 from lox._events.not_traced import note_host_functions, while_tracing
-from lox._interpreter.walk import host_functions_in
+from lox._interpreter.contents import host_functions_in
 from lox._jax import tracing
 from lox._libraries import nnx
 from lox._libraries.modules import check_modules

@@ -8,22 +8,20 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._interpreter.rows import Record
-from lox._interpreter.walk import State
 
-from .rewriter import Rewriter
+from .rewriter import EveryEvent
 
 
-class Guard(Rewriter):
-    """The state says whether this part of the program is really being run."""
+class Guard(EveryEvent):
+    """Masks events: the context says which lanes really run this part of a program."""
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+    rules_need_state = True
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         if not event.call.keys:
             log_p.bind(*operands, event=event)
-            return Record(), state
-        if state is None:
+            return
+        if context is None:
             raise UnsupportedPrimitiveError(
                 f"{event.call.description}, is in "
                 "the `def_vmap` rule of a function in a branch or loop that differs "
@@ -32,9 +30,9 @@ class Guard(Rewriter):
         parts = event.split(operands)
         lanes = jnp.shape(parts.values[0][0])[: event.layout.lanes]
         # the lanes of the loop or branch come first; those of a `vmap` inside, after
-        inner = (1,) * (len(lanes) - jnp.ndim(state))
-        active = jnp.broadcast_to(jnp.reshape(state, jnp.shape(state) + inner), lanes)
+        inner = (1,) * (len(lanes) - jnp.ndim(context))
+        active = jnp.reshape(context, jnp.shape(context) + inner)
+        active = jnp.broadcast_to(active, lanes)
         parts.mask = active if parts.mask is None else parts.mask & active
         event = event.with_layout(masked=True)
         log_p.bind(*parts.flat(), event=event)
-        return Record(), state

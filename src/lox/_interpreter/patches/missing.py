@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.walk import events_of
+from lox._interpreter.contents import events_of
 from lox._jax import jaxprs, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 

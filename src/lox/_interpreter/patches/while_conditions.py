@@ -7,10 +7,9 @@ twice. Both get a loop whose condition only reads the carry.
 from collections.abc import Callable
 from typing import Any
 
-from lox._interpreter.walk import events_of
+from lox._interpreter.contents import events_of
+from lox._interpreter.rotation import condition_inputs, rotated, run_rotated
 from lox._jax import checkify, rule_tables
-
-from .rotation import condition_inputs, rotated, run_rotated
 
 
 def lowered_condition(

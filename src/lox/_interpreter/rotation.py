@@ -4,10 +4,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from lox._interpreter.walk import Walk, remembered
 from lox._jax import jaxprs, primitives
 
-from .guard import Guard
+from .handlers import State
+from .patches.guard import Guard
+from .walk import Walk, remembered
 
 
 def rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
@@ -25,7 +26,11 @@ def rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
     walk = Walk(Guard())
 
     def run(jaxpr: Any, args: Sequence[Any], go: Any) -> list[Any]:
-        return walk(jaxpr, args, go)[0] if guarded else jaxprs.evaluate(jaxpr, args)
+        return (
+            walk(jaxpr, args, State(context=go))[0]
+            if guarded
+            else jaxprs.evaluate(jaxpr, args)
+        )
 
     def new_body(*args: Any) -> list[Any]:
         inner, go, carry = args[:consts], args[consts], args[consts + 1 :]
