@@ -23,9 +23,8 @@ import lox.loggers
 from lox.loggers._console import logger as console_logger, view
 from lox.loggers._console.curves import RECENT, Curves
 from lox.loggers._console.view import format_rate, format_time, sparkline
-
-from . import programs as processes
-from .waiting import in_threads, join, wait_for, wait_until
+from tests import programs as processes
+from tests.waiting import in_threads, join, wait_for, wait_until
 
 # seconds that never pass: what is shown is then the end alone
 NEVER = 600.0

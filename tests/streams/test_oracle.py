@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import lox
-
-from . import oracle, streams_oracle
-from .test_oracle import LANES, X
+from tests import oracle, streams_oracle
+from tests.interpreter.test_oracle import LANES, X
 
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "70")))
 ROOM = 200  # more rows than any of the programs logs of a key

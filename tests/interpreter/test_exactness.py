@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import lox
-
-from .waiting import in_threads, wait_for
+from tests.waiting import in_threads, wait_for
 
 
 def tapped(fun, *args):

@@ -16,8 +16,7 @@ from jax import lax
 import lox
 import lox.loggers
 import lox.neptune
-
-from . import programs
+from tests import programs
 
 pillow = pytest.importorskip("PIL.Image")
 

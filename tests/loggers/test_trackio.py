@@ -12,8 +12,7 @@ from jax import lax
 
 import lox
 import lox.loggers
-
-from . import programs
+from tests import programs
 
 # which trackio looks at when it is imported
 os.environ["TRACKIO_DIR"] = tempfile.mkdtemp()

@@ -9,9 +9,8 @@ import pytest
 
 import lox
 import lox.loggers
-
-from . import programs
-from .waiting import HANG, wait_until
+from tests import programs
+from tests.waiting import HANG, wait_until
 
 
 @pytest.fixture(autouse=True)

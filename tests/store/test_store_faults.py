@@ -32,12 +32,11 @@ import lox.loggers
 from lox._store import format as store_format
 from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
-
-from . import programs
-from .waiting import in_threads, wait_until
+from tests import programs
+from tests.waiting import in_threads, wait_until
 
 SEED = 20240229
-GOLDEN = pathlib.Path(__file__).parent / "data" / "store-v1"
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "store-v1"
 # each file as base64, by its path
 GOLDEN_LOGGER = GOLDEN.with_name("store-v1-logger.json")
 

@@ -16,8 +16,7 @@ import jax.extend
 import pytest
 
 import lox
-
-from . import programs
+from tests import programs
 
 JAX = tuple(int(part) for part in jax.__version__.split(".")[:2])
 SOURCE = pathlib.Path(lox.__file__).parent / "_jax"

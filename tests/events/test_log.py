@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import lox
-
-from . import programs
+from tests import programs
 
 
 def spooled(fun, *args):

@@ -13,8 +13,7 @@ import pytest
 from jax import lax
 
 import lox
-
-from .waiting import in_threads
+from tests.waiting import in_threads
 
 
 def loop(xs):

@@ -16,9 +16,8 @@ from jax.sharding import AxisType, PartitionSpec
 import lox
 import lox.loggers
 from lox._source import user_source
-
-from . import programs
-from .waiting import in_threads, wait_until
+from tests import programs
+from tests.waiting import in_threads, wait_until
 
 
 class MemoryLogger(lox.loggers.Logger):

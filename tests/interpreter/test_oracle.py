@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import lox
-
-from . import oracle
+from tests import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)

@@ -17,8 +17,7 @@ from jax import lax
 
 import lox
 import lox.loggers
-
-from . import programs
+from tests import programs
 
 KINDS = {"csv": lox.loggers.CSVLogger, "jsonl": lox.loggers.JSONLinesLogger}
 both = pytest.mark.parametrize("kind", KINDS)

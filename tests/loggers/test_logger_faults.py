@@ -18,9 +18,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 import lox
 import lox.loggers
-
-from . import programs
-from .waiting import in_threads, join
+from tests import programs
+from tests.waiting import in_threads, join
 
 
 class MemoryLogger(lox.loggers.Logger):

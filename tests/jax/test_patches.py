@@ -10,8 +10,7 @@ import pytest
 
 import lox
 from lox._jax import patches
-
-from . import programs
+from tests import programs
 
 START = """
     import jax

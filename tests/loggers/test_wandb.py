@@ -23,8 +23,8 @@ wandb = pytest.importorskip("wandb")
 pillow = pytest.importorskip("PIL.Image")
 from wandb.proto import wandb_internal_pb2  # noqa: E402
 
-from . import programs  # noqa: E402
-from .waiting import wait_until  # noqa: E402
+from tests import programs  # noqa: E402
+from tests.waiting import wait_until  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -509,7 +509,7 @@ def test_mistakes_are_explained():
 
 
 def test_the_example_of_the_documentation():
-    path = pathlib.Path(__file__).parents[1] / "docs" / "loggers.md"
+    path = pathlib.Path(__file__).parents[2] / "docs" / "loggers.md"
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     (example,) = (block for block in blocks if "lox.wandb.init" in block)
     exec(example, {})

@@ -11,8 +11,7 @@ from jax import lax
 
 import lox
 import lox.loggers
-
-from . import programs
+from tests import programs
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
