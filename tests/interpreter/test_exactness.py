@@ -1,25 +1,14 @@
-"""Programs that once logged wrongly, each as small as it could be made."""
-
-import dataclasses
-import gc
-import threading
+"""Small programs with logs that are easy to lose or repeat."""
 
 import jax
 import jax.custom_batching
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import lox
-from tests.waiting import in_threads, wait_for
-
-
-def tapped(fun, *args):
-    calls = []
-    lox.tap(fun, calls.append)(*args)
-    return calls
+from tests.interpreter.programs_that_log import tapped
 
 
 def count(fun, x=0.7):
@@ -31,16 +20,12 @@ def count(fun, x=0.7):
     return rows
 
 
-def log(**values):
-    lox.log(values)
-
-
-# --- loops that JAX takes apart ------------------------------------------------
+# --- loops that JAX takes apart ----------------------------------------------
 
 
 def constant_loop(x, length=3):
     def body(c, t):
-        log(lr=0.5)
+        lox.log({"lr": 0.5})
         return c + t, None
 
     return lax.scan(body, x, jnp.arange(1.0 * length))[0]
@@ -64,7 +49,7 @@ def test_an_undifferentiated_loop_in_a_checkpoint_is_not_hoisted(length):
 def test_a_loop_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
     def inner(x):
         def body(c, t):
-            log(c=c)
+            lox.log({"c": c})
             return c + t, None
 
         return lax.scan(body, x, jnp.arange(3.0))[0]
@@ -83,7 +68,7 @@ def test_a_loop_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
 def test_a_branch_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
     def f(x, flag=True):
         def branch():
-            log(flag=1.0)
+            lox.log({"flag": 1.0})
 
         def body(c, t):
             def call(c):
@@ -103,7 +88,7 @@ def test_a_branch_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap)
 
 def loop(x):
     def body(c):
-        log(w=c[0])
+        lox.log({"w": c[0]})
         return c[0] * 0.5, c[1] + 1
 
     return lax.while_loop(lambda c: c[1] < 3, body, (x, 0))[0]
@@ -136,7 +121,7 @@ def test_a_while_loop_in_a_differentiated_scan():
 def test_a_loop_in_a_while_loop_that_is_recomputed_logs_once():
     def w(x):
         def inner(i, y):
-            log(a=y)
+            lox.log({"a": y})
             return y * 0.5
 
         def body(c):
@@ -150,7 +135,7 @@ def test_a_loop_in_a_while_loop_that_is_recomputed_logs_once():
 
 def until(v):
     def body(k):
-        log(k=k)
+        lox.log({"k": k})
         return k + 1.0
 
     return lax.while_loop(lambda k: k < v, body, 0.0)
@@ -195,7 +180,7 @@ def test_a_branch_that_two_conditionals_share():
 def test_forward_mode_of_a_scan_without_inputs():
     def f(w):
         def body(_, __):
-            log(lr=0.5)
+            lox.log({"lr": 0.5})
             return None, w * 2
 
         return lax.scan(body, None, None, length=3)[1].sum()
@@ -209,7 +194,7 @@ def test_forward_mode_of_a_scan_without_inputs():
 def test_a_predicate_that_only_the_axis_index_makes_differ():
     def f(x):
         def body(i):
-            log(i=i)
+            lox.log({"i": i})
             return i + 1 + lax.axis_index("l")
 
         return lax.while_loop(lambda i: i < 3, body, 0)
@@ -226,7 +211,7 @@ def test_a_predicate_that_only_the_axis_index_makes_differ():
 
 def test_lanes_of_unrelated_vmaps_are_not_joined():
     def f(x):
-        log(x=x)
+        lox.log({"x": x})
         return x
 
     def g():
@@ -245,12 +230,12 @@ def hidden(x):
 
 
 def _fwd(x):
-    log(fwd=x)
+    lox.log({"fwd": x})
     return x * 2, x
 
 
 def _bwd(r, ct):
-    log(bwd=ct)
+    lox.log({"bwd": ct})
     return (ct * 3,)
 
 
@@ -302,7 +287,7 @@ def test_a_logged_tangent_that_reverse_mode_never_computes_is_reported():
         return x * x
 
     def rule(p, t):
-        log(x=p[0], dx=t[0])
+        lox.log({"x": p[0], "dx": t[0]})
         return f(*p), 2 * p[0] * t[0]
 
     f.defjvp(rule)
@@ -333,7 +318,7 @@ def test_custom_vmap_in_a_branch_that_logs():
 
     def f(x):
         def yes(x):
-            log(x=x)
+            lox.log({"x": x})
             return double(x)
 
         return lax.cond(x > 0, yes, lambda x: x, x)
@@ -382,7 +367,7 @@ def explicit_mesh():
 
 
 def logging(r, scale=2):
-    log(r=r)
+    lox.log({"r": r})
     return r * scale
 
 
@@ -399,7 +384,7 @@ def test_explicit_mesh_vmapped_cond(explicit_mesh):
 def test_explicit_mesh_differentiated_scan(explicit_mesh):
     def f(x):
         def body(c, _):
-            log(k=0.5)
+            lox.log({"k": 0.5})
             return jnp.sin(c), None
 
         return lax.scan(body, x, None, length=3)[0].sum()
@@ -411,7 +396,7 @@ def test_explicit_mesh_differentiated_scan(explicit_mesh):
 
 def test_explicit_mesh_branches_that_differ(explicit_mesh):
     def twice(x):
-        log(r=x)
+        lox.log({"r": x})
         return logging(x)
 
     for other in (twice, lambda x: x * 2):
@@ -429,7 +414,7 @@ def test_a_branch_in_a_shard_map_that_only_one_device_takes():
 
     def f(x):
         def yes():
-            log(c=x.sum())
+            lox.log({"c": x.sum()})
 
         lax.cond(lax.axis_index("x") == 1, yes, lambda: None)
         return x
@@ -437,237 +422,3 @@ def test_a_branch_in_a_shard_map_that_only_one_device_takes():
     g = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     _, logs = lox.spool(g)(jnp.arange(8.0))
     assert [dict(lane).get("c") for lane in logs.lanes()][:3] == [None, 1.0, None]
-
-
-# --- callbacks ---------------------------------------------------------------
-
-
-def test_a_second_shape_gets_axes_of_its_own():
-    calls = []
-
-    def f(x):
-        log(x=x)
-        return x
-
-    for x in (1.0, jnp.arange(3.0), jnp.ones((2, 2))):
-        lox.tap(f, calls.append)(x)
-    assert [len(c.lanes()) for c in calls] == [1, 1, 1]
-    assert (calls[1] + calls[1])["x"].shape == (2, 3)
-
-
-def test_first_calls_in_threads_share_one_sink():
-    for _ in range(5):
-
-        def f(x):
-            log(x=x)
-            return x
-
-        barrier = threading.Barrier(4)
-        found = {}
-
-        def work(i, f=f, barrier=barrier, found=found):
-            calls = []
-            barrier.wait()
-            lox.tap(f, calls.append)(i)
-            found[i] = [int(c["x"]) for c in calls]
-
-        in_threads(work, [(i,) for i in range(4)])
-        assert found == {i: [i] for i in range(4)}
-
-
-def bad(logs):
-    raise KeyError("mine")
-
-
-def test_errors_of_a_callback_hit_only_its_own_call_or_a_barrier():
-    def f(x):
-        log(x=x)
-        return x
-
-    def program(x):
-        y = lox.tap(f, bad)(x)
-        lox.log({"y": y})  # which comes after the error
-        return y
-
-    failed = threading.Event()
-    jax.jit(lox.tap(program, lambda logs: failed.set()))(1.0)
-    wait_for(failed)
-    seen = []
-    lox.set_default(seen.append)
-    lox.log({"unrelated": 1})
-    assert lox.tap(f, seen.append)(2.0) == 2 and len(seen) == 2
-    with pytest.raises(KeyError, match="mine"):
-        jax.effects_barrier()
-    jax.effects_barrier()
-
-
-def test_errors_of_several_callbacks_are_all_told():
-    def f(x):
-        lox.tap(lambda x: log(x=x), lambda logs: 1 / 0)(x)
-        lox.tap(lambda x: log(x=x), bad)(x)
-        return x
-
-    jax.jit(f)(1.0)
-    with pytest.raises((ZeroDivisionError, KeyError)) as caught:
-        jax.effects_barrier()
-    assert len(caught.value.__notes__) == 1
-
-
-# --- logdict -----------------------------------------------------------------
-
-
-def steps(x):
-    def body(c, t):
-        lox.log({"x": c + t}, step=t)
-        return c, None
-
-    return lax.scan(body, x, jnp.arange(4.0))[0]
-
-
-def test_count_keeps_lanes():
-    _, logs = lox.spool(jax.vmap(steps), reduce="count")(jnp.arange(3.0))
-    assert logs["x"].tolist() == [4, 4, 4]
-    assert [lane["x"].item() for lane in logs.lanes()] == [4, 4, 4]
-
-
-def test_logging_logs_keeps_what_did_not_happen_out():
-    def f(x):
-        lax.cond(x > 5, lambda: log(k=x + 100), lambda: None)
-        lox.log({"s": x}, step=x)
-        return x
-
-    def g(x):
-        y, logs = lox.spool(f)(x)
-        lox.log(logs)
-        return y
-
-    logs = lox.spool(g)(1.0)[1]
-    assert logs == {"s": 1.0} and logs.step["s"] == 1
-    assert lox.spool(g)(6.0)[1] == {"k": 106.0, "s": 6.0}
-
-    def stacked(xs):
-        def body(c, x):
-            return c, f(x)
-
-        _, logs = lox.spool(lambda xs: lax.scan(body, 0, xs))(xs)
-        lox.log(logs)
-
-    with pytest.raises(lox.LoxTypeError, match="'k'.*reduce"):
-        lox.spool(stacked)(jnp.arange(3.0))
-
-
-def even_steps(x):
-    def body(c, t):
-        lax.cond(t % 2 == 0, lambda: log(e=t), lambda: None)
-        return c, None
-
-    return lax.scan(body, x, jnp.arange(4.0))[0]
-
-
-def test_slices_count_rows_that_happened():
-    _, logs = jax.jit(lox.spool(even_steps))(1.0)
-    assert logs.slice[-1] == {"e": 2.0} and logs.slice[:2]["e"].tolist() == [0, 2]
-    with pytest.raises(lox.LoxTypeError, match="outside `jax.jit`"):
-        jax.jit(lambda logs: logs.slice[-1])(logs)
-
-    def ragged(n):
-        lax.fori_loop(
-            0, 3, lambda i, c: lax.cond(i < n, lambda: log(i=i), lambda: None) or c, 0
-        )
-
-    _, logs = jax.vmap(lox.spool(ragged))(jnp.array([1, 3]))
-    with pytest.raises(lox.LoxValueError, match="'i'.*`logs.lanes"):
-        _ = logs.slice[-1]
-
-
-def test_axes_that_were_taken_away_are_noticed():
-    _, logs = lox.spool(steps)(1.0)
-    last = jax.tree.map(lambda a: a[-1], logs)
-    with pytest.raises(lox.LoxValueError, match=r"`logs.slice\[-1\]`"):
-        last.reduce("mean")
-    logs.update(x=5.0)
-    assert "x" not in logs.steps.get("step", {})
-    _, logs = lox.spool(steps)(1.0)
-    assert logs.pop("x").shape == (4,)
-    logs.setdefault("x", 1.0)
-    assert logs.reduce("mean") == {"x": 1.0} and not logs.steps.get("step")
-    _, logs = lox.spool(steps)(1.0)
-    logs.popitem()
-    logs["x"] = jnp.ones(4)
-    assert logs.slice[0]["x"].shape == (4,)
-    logs.clear()
-    assert logs == {} and jax.tree.leaves(logs) == []
-
-
-def test_a_loop_that_never_ran_can_be_reduced():
-    def f(x):
-        def body(c, t):
-            lox.log({"x": t}, step=t)
-            return c, None
-
-        return lax.scan(body, x, jnp.arange(0.0))[0]
-
-    for name in ("sum", "last", "min"):
-        logs = lox.spool(f, reduce=name)(1.0)[1]
-        assert logs == {}  # as of a `while_loop` that never ran
-
-
-def test_a_mean_of_no_rows_divides_by_nothing():
-    def f(x):
-        lax.cond(x > 5, lambda: log(k=x), lambda: None)
-        return x
-
-    with jax.debug_nans(True):
-        for name in ("mean", "std", "var"):
-            assert lox.spool(f, reduce=name)(1.0)[1] == {}
-            assert set(lox.spool(f, reduce=name)(6.0)[1]) == {"k"}
-
-
-def test_explicit_events_are_not_printed(capsys):
-    lox.log({"x": 1}, explicit=True)
-    jax.jit(lambda x: lox.log({"x": x}, explicit=True))(1)
-    jax.effects_barrier()
-    assert capsys.readouterr().out == ""
-
-
-# --- caches ------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    k: int
-
-    def __call__(self, x):
-        log(x=x * self.k)
-        return x
-
-    def apply(self, x):
-        return self(x)
-
-
-def test_functions_that_are_equal_are_not_the_same():
-    a, b = Model(2), Model(2)
-    first, second = lox.spool(a), lox.spool(b)
-    bound = lox.spool(b.apply)
-    first(1.0)
-    del a, first
-    gc.collect()
-    assert second(1.0)[1] == {"x": 2.0} and bound(1.0)[1] == {"x": 2.0}
-
-
-def test_static_arguments_must_be_hashable():
-    def f(x, names):
-        log(x=x + len(names))
-        return x
-
-    assert lox.spool(f)(1.0, frozenset({1}))[1] == {"x": 2.0}
-    with pytest.raises(lox.LoxTypeError, match="set.*hashable"):
-        lox.spool(f)(1.0, {1})
-
-
-def test_numpy_and_python_numbers_in_results_pass_through():
-    def f(x):
-        return np.float32(2), 3, "text", x
-
-    out, _ = lox.spool(f)(1.0)
-    assert out == (2, 3, "text", 1)

@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import lox
+from tests.interpreter.programs_that_log import logged, rows, tapped
 
 FLAGS = ("jax_remat3", "jax_custom_vjp3")
 COMBINATIONS = {
@@ -38,11 +39,6 @@ def flags(request):
         jax.config.update(flag, value)
 
 
-def logged(x, key):
-    lox.log({key: x})
-    return x
-
-
 def with_rules(function=jnp.sin, **options):
     """A function whose rules log by its line, and by lines of their own."""
 
@@ -59,17 +55,6 @@ def with_rules(function=jnp.sin, **options):
 
     f.defvjp(fwd, bwd, **options)
     return f
-
-
-def tapped(fun, *args, **options):
-    calls = []
-    lox.tap(fun, lambda logs: calls.append(dict(logs)), **options)(*args)
-    jax.effects_barrier()
-    return calls
-
-
-def rows(calls, key):
-    return [float(call[key]) for call in calls if key in call]
 
 
 def by_key(calls):

@@ -32,11 +32,6 @@ def uri(tmp_path_factory):
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def runs(uri, experiment):
     import mlflow
 

@@ -20,11 +20,6 @@ pytest.importorskip("trackio")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def storage():
     """trackio's own reader."""

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -506,3 +507,125 @@ def test_to_pandas_keeps_whole_numbers_where_others_are_missing():
     table = logs.to_pandas()
     assert table["a"].tolist()[:2] == [large, 5] and table["a"].isna()[2]
     assert table["step"].tolist()[:2] == [large, 1] and table["b"][2] == 1.5
+
+
+# --- rows that did not happen ------------------------------------------------
+
+
+def steps(x):
+    def body(c, t):
+        lox.log({"x": c + t}, step=t)
+        return c, None
+
+    return lax.scan(body, x, jnp.arange(4.0))[0]
+
+
+def test_count_keeps_lanes():
+    _, logs = lox.spool(jax.vmap(steps), reduce="count")(jnp.arange(3.0))
+    assert logs["x"].tolist() == [4, 4, 4]
+    assert [lane["x"].item() for lane in logs.lanes()] == [4, 4, 4]
+
+
+def test_logging_logs_keeps_what_did_not_happen_out():
+    def f(x):
+        lax.cond(x > 5, lambda: lox.log({"k": x + 100}) and None, lambda: None)
+        lox.log({"s": x}, step=x)
+        return x
+
+    def g(x):
+        y, logs = lox.spool(f)(x)
+        lox.log(logs)
+        return y
+
+    logs = lox.spool(g)(1.0)[1]
+    assert logs == {"s": 1.0} and logs.step["s"] == 1
+    assert lox.spool(g)(6.0)[1] == {"k": 106.0, "s": 6.0}
+
+    def stacked(xs):
+        def body(c, x):
+            return c, f(x)
+
+        _, logs = lox.spool(lambda xs: lax.scan(body, 0, xs))(xs)
+        lox.log(logs)
+
+    with pytest.raises(lox.LoxTypeError, match="'k'.*reduce"):
+        lox.spool(stacked)(jnp.arange(3.0))
+
+
+def even_steps(x):
+    def body(c, t):
+        lax.cond(t % 2 == 0, lambda: lox.log({"e": t}) and None, lambda: None)
+        return c, None
+
+    return lax.scan(body, x, jnp.arange(4.0))[0]
+
+
+def test_slices_count_rows_that_happened():
+    _, logs = jax.jit(lox.spool(even_steps))(1.0)
+    assert logs.slice[-1] == {"e": 2.0} and logs.slice[:2]["e"].tolist() == [0, 2]
+    with pytest.raises(lox.LoxTypeError, match="outside `jax.jit`"):
+        jax.jit(lambda logs: logs.slice[-1])(logs)
+
+    def ragged(n):
+        lax.fori_loop(
+            0,
+            3,
+            lambda i, c: (
+                lax.cond(i < n, lambda: lox.log({"i": i}) and None, lambda: None) or c
+            ),
+            0,
+        )
+
+    _, logs = jax.vmap(lox.spool(ragged))(jnp.array([1, 3]))
+    with pytest.raises(lox.LoxValueError, match="'i'.*`logs.lanes"):
+        _ = logs.slice[-1]
+
+
+def test_axes_that_were_taken_away_are_noticed():
+    _, logs = lox.spool(steps)(1.0)
+    last = jax.tree.map(lambda a: a[-1], logs)
+    with pytest.raises(lox.LoxValueError, match=r"`logs.slice\[-1\]`"):
+        last.reduce("mean")
+    logs.update(x=5.0)
+    assert "x" not in logs.steps.get("step", {})
+    _, logs = lox.spool(steps)(1.0)
+    assert logs.pop("x").shape == (4,)
+    logs.setdefault("x", 1.0)
+    assert logs.reduce("mean") == {"x": 1.0} and not logs.steps.get("step")
+    _, logs = lox.spool(steps)(1.0)
+    logs.popitem()
+    logs["x"] = jnp.ones(4)
+    assert logs.slice[0]["x"].shape == (4,)
+    logs.clear()
+    assert logs == {} and jax.tree.leaves(logs) == []
+
+
+def test_a_loop_that_never_ran_can_be_reduced():
+    def f(x):
+        def body(c, t):
+            lox.log({"x": t}, step=t)
+            return c, None
+
+        return lax.scan(body, x, jnp.arange(0.0))[0]
+
+    for name in ("sum", "last", "min"):
+        logs = lox.spool(f, reduce=name)(1.0)[1]
+        assert logs == {}  # as of a `while_loop` that never ran
+
+
+def test_a_mean_of_no_rows_divides_by_nothing():
+    def f(x):
+        lax.cond(x > 5, lambda: lox.log({"k": x}) and None, lambda: None)
+        return x
+
+    with jax.debug_nans(True):
+        for name in ("mean", "std", "var"):
+            assert lox.spool(f, reduce=name)(1.0)[1] == {}
+            assert set(lox.spool(f, reduce=name)(6.0)[1]) == {"k"}
+
+
+def test_explicit_events_are_not_printed(capsys):
+    lox.log({"x": 1}, explicit=True)
+    jax.jit(lambda x: lox.log({"x": x}, explicit=True))(1)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == ""

@@ -1,10 +1,13 @@
 """What a transformed function sees of its arguments, and what is remembered of them."""
 
+import dataclasses
 import enum
 import functools
+import gc
 import math
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -265,3 +268,46 @@ def test_bools_among_the_leaves_of_a_pytree_are_static():
     assert lox.spool(f)((True, 0.5), 2.0)[0] == 2.0
     assert lox.spool(f)((False, 0.5), 2.0)[0] == 1.0
     assert jax.jit(lambda x: lox.nolog(f)((False, 0.5), x))(2.0) == 1.0
+
+
+# --- caches ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    k: int
+
+    def __call__(self, x):
+        lox.log({"x": x * self.k})
+        return x
+
+    def apply(self, x):
+        return self(x)
+
+
+def test_functions_that_are_equal_are_not_the_same():
+    a, b = Model(2), Model(2)
+    first, second = lox.spool(a), lox.spool(b)
+    bound = lox.spool(b.apply)
+    first(1.0)
+    del a, first
+    gc.collect()
+    assert second(1.0)[1] == {"x": 2.0} and bound(1.0)[1] == {"x": 2.0}
+
+
+def test_static_arguments_must_be_hashable():
+    def f(x, names):
+        lox.log({"x": x + len(names)})
+        return x
+
+    assert lox.spool(f)(1.0, frozenset({1}))[1] == {"x": 2.0}
+    with pytest.raises(lox.LoxTypeError, match="set.*hashable"):
+        lox.spool(f)(1.0, {1})
+
+
+def test_numpy_and_python_numbers_in_results_pass_through():
+    def f(x):
+        return np.float32(2), 3, "text", x
+
+    out, _ = lox.spool(f)(1.0)
+    assert out == (2, 3, "text", 1)
