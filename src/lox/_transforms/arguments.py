@@ -11,7 +11,7 @@ import enum
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -65,6 +65,9 @@ def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> 
 
 
 # --- static arguments by position and name -----------------------------------
+
+Argnums = int | Sequence[int] | None
+Argnames = str | Iterable[str] | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,8 @@ from lox._reduce import reductions
 from lox._reduce.protocol import AnyReduction
 from lox._source import user_line
 
+Names = str | Iterable[str] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:

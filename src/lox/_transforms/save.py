@@ -19,7 +19,7 @@ from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
 from lox._store.runs import Path
 
-from .transformed import is_outermost
+from .compiled import is_outermost
 
 _MODES = {
     "a": "append to a run that is there already",
