@@ -56,7 +56,7 @@ def _state_outside(inner: Rule) -> Rule:
     """
 
     def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-        keyed = any(walk.collector.keyed(state))
+        keyed = any(walk.collector.per_lane_leaves(state))
         rows_only = walk.collector.rows_only(walk, eqn) if keyed else None
         if rows_only is None:
             return inner(walk, eqn, args, state)
@@ -398,7 +398,7 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     leaves = jax.tree.leaves(state)
     front = len(leaves)
     more = len(new.out_avals) - len(old.out_avals)
-    keyed = any(walk.collector.keyed(state))
+    keyed = any(walk.collector.per_lane_leaves(state))
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
         if more > front or keyed:

@@ -246,7 +246,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
-    keyed = walk.collector.keyed(state)
+    keyed = walk.collector.per_lane_leaves(state)
     state_specs = [spec(order) if own else spec() for own in keyed]
 
     def body(leaves: list[Any], args: list[Any]) -> Any:

@@ -52,11 +52,8 @@ class Collector:
         """Takes an event, and gives its rows and the new state."""
         raise NotImplementedError
 
-    def keyed(self, state: State) -> list[bool]:
-        """Which leaves of the state belong to keys.
-
-        They have the lane axes of the keys' events in front; others have none.
-        """
+    def per_lane_leaves(self, state: State) -> list[bool]:
+        """Which leaves of the state have the lane axes of events in front."""
         return [False] * len(jax.tree.leaves(state))
 
     def part(self, state: State, eqn: Any) -> State:

@@ -12,7 +12,7 @@ from lox._settings import default_handler
 
 from .arguments import Argnames, Argnums, Static
 from .compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
-from .deliver import deliver, finished
+from .deliver import call_and_wait, deliver
 from .options import Names, Options, decorator, refuse_unknown
 from .transformed import Transformed, check_callable
 
@@ -206,9 +206,11 @@ def tap(
             return form(("inside", receive), INSIDE, own_sink)(*args, **kwargs)[0]
         shared = form("shared", OUTERMOST, lambda: _SwitchSink(options.batched))
         if not shared.sink.acquire(receive):
-            return finished(form(("own", receive), OUTERMOST, own_sink), args, kwargs)
+            return call_and_wait(
+                form(("own", receive), OUTERMOST, own_sink), args, kwargs
+            )
         try:
-            return finished(shared, args, kwargs)
+            return call_and_wait(shared, args, kwargs)
         finally:
             shared.sink.release()
 

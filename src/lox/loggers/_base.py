@@ -27,7 +27,7 @@ from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Argnames, Argnums, Static
 from lox._transforms.compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
-from lox._transforms.deliver import deliver, finished
+from lox._transforms.deliver import call_and_wait, deliver
 from lox._transforms.options import Names, Options
 from lox._transforms.spool import spool
 from lox._transforms.transformed import Transformed, check_callable
@@ -327,7 +327,7 @@ class Logger:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_outermost():
-                return finished(form(OUTERMOST), (numbered(), *args), kwargs)
+                return call_and_wait(form(OUTERMOST), (numbered(), *args), kwargs)
             return form(INSIDE)(words, *args, **kwargs)[0]
 
         return _Logged(fun, call, static)
