@@ -11,7 +11,8 @@ from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event, Operands
 from lox._events.primitive import log_p
 from lox._host import signals
-from lox._host.callbacks import CallbackSink, callback_errors
+from lox._host.callbacks import HostSink
+from lox._host.errors import callback_errors
 from lox._interpreter.inference import repeated, survey
 from lox._interpreter.rows import (
     Record,
@@ -48,7 +49,7 @@ def deliver(
     args: Sequence[Any],
     options: Options,
     outermost: bool,
-    sink: CallbackSink,
+    sink: HostSink,
     run: Any = None,
 ) -> list[Any]:
     """Evaluates a program and delivers its events to a sink.
@@ -102,7 +103,7 @@ class _Tapper(Taker):
         options: Options,
         outermost: bool,
         streams: Streams,
-        sink: CallbackSink,
+        sink: HostSink,
         has_run: bool,
         multi_row: frozenset[str],
     ) -> None:
@@ -276,7 +277,7 @@ class _Tapper(Taker):
             for key in event.keys
         )
         if run is not None:
-            event, operands = with_run(event, operands, run)
+            operands = with_run(event, operands, run)
         # XLA crashes on ordered effects if only some axes of a mesh are manual
         ordered = self._ordered and not array_types.partly_manual()
         event = event.renamed(self._prefix)
@@ -329,12 +330,12 @@ def call_and_wait(program: Compiled, args: Any, kwargs: Any) -> Any:
             _stop(sink)
         raise
     finally:
-        signals.hand_back()
+        signals.unwrap_handlers()
     callback_errors.raise_of(sink)
     return out
 
 
-def _stop(sink: CallbackSink) -> None:
+def _stop(sink: HostSink) -> None:
     """Ends a program that runs in one of XLA's threads, at its next event."""
     sink.stopping = True
     host.wait_for_callbacks()
