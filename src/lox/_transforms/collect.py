@@ -1,4 +1,4 @@
-"""From a program to its rows: what `lox.spool` and `logify.logify` share."""
+"""Collects the rows of a program: shared by `lox.spool` and `logify.logify`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,17 @@ from .options import Options
 def collect(
     closed: Any, args: Sequence[Any], options: Options, outermost: bool
 ) -> tuple[list[Any], Record, dict[str, Any]]:
-    """Evaluates a program.
+    """Evaluates a program and collects its rows.
+
+    Args:
+        closed: the program.
+        args: its arguments.
+        options: which events to collect, and how.
+        outermost: whether the call is inside no other transformation.
 
     Returns:
-        Its results, its rows, and, for the keys with a capacity, how many rows there
-        was no room for.
+        The results of the program, its rows, and the number of dropped rows per key
+        with a capacity.
     """
     types, streams = Record(), Streams({}, options.selection)
     chosen = filter(options.selection.takes_event, events_of(closed))
@@ -37,7 +43,7 @@ def collect(
 
 
 class _Spooler(Taker):
-    """Gives each event back as a row, or puts it into its stream."""
+    """Returns each event as a row, or puts it into its stream."""
 
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
@@ -68,15 +74,17 @@ class _Spooler(Taker):
 def _streams(types: Record, closed: Any, options: Options) -> Streams:
     """Streams for the keys of which not every row is kept.
 
-    A key that has no bound and no room stays without: its loop will say so.
+    A key in a loop without a static length gets none if there is no capacity: the rule
+    of its loop raises an error.
     """
     interval = options.interval or 1
     plans: dict[str, Plan] = {}
     for key, rows in types.items():
         reduction = rows.reduction
-        thinned = bool(options.interval) and (rows.stacked or rows.unbounded)
-        happens = rows.length or rows.unbounded
-        if not happens or not (reduction or thinned or rows.unbounded):
+        multi_row = rows.stacked or rows.unbounded
+        logged = rows.length or rows.unbounded
+        needed = reduction or rows.unbounded or (options.interval and multi_row)
+        if not logged or not needed:
             continue
         window = options.window if reduction else None
         size = None
@@ -94,7 +102,7 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
 def _joined(
     record: Record, types: Record, streams: Streams, state: StreamStates
 ) -> tuple[Record, dict[str, Any]]:
-    """The rows of the program and of its streams, in the order in which keys came."""
+    """The rows of the program and of its streams, in the order of their first event."""
     dropped: dict[str, Any] = {}
     found = dict(record)
     for name, stream in streams.items():
@@ -107,7 +115,7 @@ def _joined(
         rows = found[key]
         if rows.reduce is not None and key not in streams:
             if not rows.length and rows.reduction:
-                continue  # of nothing, there is nothing to tell
+                continue  # a reduction of no rows
             rows = rows.with_time()
         joined[key] = rows
     return joined, dropped

@@ -1,4 +1,4 @@
-"""From a program to callbacks: what `lox.tap` and the loggers share."""
+"""Delivers the events of a program to the host: shared by `lox.tap` and loggers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,8 @@ from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Call, Event, Layout, Operands
 from lox._events.primitive import log_p
 from lox._host import signals
-from lox._host.callbacks import CallbackSink, callback_errors
+from lox._host.callbacks import HostSink
+from lox._host.errors import callback_errors
 from lox._interpreter.handlers import Handler, State
 from lox._interpreter.inference import repeated, survey
 from lox._interpreter.rows import (
@@ -31,6 +32,7 @@ from lox._streams.program import Streams
 from lox._streams.stages import State as StreamState
 from lox._streams.stream import Plan, Stream
 
+from .compiled import Compiled
 from .options import Options
 from .run_keys import with_run
 
@@ -40,18 +42,21 @@ def deliver(
     args: Sequence[Any],
     options: Options,
     outermost: bool,
-    sink: CallbackSink,
+    sink: HostSink,
     run: Any = None,
 ) -> list[Any]:
-    """Evaluates a program, and gives its results; its events go to the sink.
+    """Evaluates a program and delivers its events to a sink.
 
     Args:
         closed: the program.
         args: its arguments.
-        options: which events go, and how.
-        outermost: whether no other transformation is around this one.
-        sink: where they go.
-        run: the words of the key of the run that they belong to, if any.
+        options: which events to deliver, and how.
+        outermost: whether the call is inside no other transformation.
+        sink: the destination of the events.
+        run: the key data of the run that the events belong to, if any.
+
+    Returns:
+        The results of the program.
     """
     streams = Streams({}, options.selection)
     if not options.every_row:
@@ -67,7 +72,10 @@ def deliver(
 
 
 def _reductions(options: Options) -> Reductions:
-    """What a `lox.log` asks for counts only in windows: a callback gets every event."""
+    """The reduction per key; that of `lox.log` applies only to windows.
+
+    Without a window, a callback gets every event.
+    """
 
     def reduction(key: str, at_call: Checked) -> AnyReduction | None:
         return options.reduction(key, at_call if options.window else None)
@@ -76,9 +84,9 @@ def _reductions(options: Options) -> Reductions:
 
 
 class _Tapper(Taker):
-    """Gives each event the sink that delivers it, or puts it into its stream.
+    """Delivers each event to the sink, or puts it into its stream.
 
-    There is no state in the derivative and batching rules of custom functions.
+    Inside the derivative and batching rules of custom functions, there is no state.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class _Tapper(Taker):
         options: Options,
         outermost: bool,
         streams: Streams,
-        sink: CallbackSink,
+        sink: HostSink,
         has_run: bool,
         multi_row: frozenset[str],
     ) -> None:
@@ -114,7 +122,7 @@ class _Tapper(Taker):
             if stream.holds:
                 self._deliver_batch(stream, new, due, lanes, event.call.source, run)
             else:
-                if stream.per_lane:  # each lane has its own turn
+                if stream.per_lane:  # lanes may be due at different events
                     rows = masked(rows, due)
                 part, values = event_of(rows, event)
                 self._deliver_if(due, values, lambda values: (part, values), run)
@@ -138,18 +146,18 @@ class _Tapper(Taker):
     def _run_of(self, event: Event, state: State) -> Any:
         if state.run is None and self._has_run:
             raise UnsupportedPrimitiveError(
-                f"{event.call.description}, is in "
-                "the derivative or batching rule of a custom function, where nobody "
-                "knows which run it belongs to. Log it in the function itself."
+                f"{event.call.description}, is in the derivative or batching rule of a "
+                "custom function, where its run is not known. Log it in the function "
+                "itself."
             )
         return state.run
 
     def flush(self, state: State) -> None:
-        """Delivers what is left at the end."""
+        """Delivers the remaining rows at the end of the program."""
         for name, stream in self._streams.items():
             if stream.holds:
                 left = state.streams[name]
-                if stream.per_lane:  # the callback gets whole values in any case
+                if stream.per_lane:  # the callback gets unsharded values
                     left = jax.tree.map(array_types.whole, left)
                 self._deliver_batch(
                     stream,
@@ -169,9 +177,20 @@ class _Tapper(Taker):
         source: Source,
         run: Any,
     ) -> None:
-        """Delivers the rows that are due; at the end (None), those that are left."""
+        """Delivers the rows of a stream.
+
+        Args:
+            stream: the stream.
+            state: its state.
+            due: whether its rows are complete; None at the end of the program, where
+                the remaining rows are delivered.
+            lanes: how many lane axes the rows have here.
+            source: the line that the event names.
+            run: the key data of the run.
+        """
         final = due is None
-        some = stream.left(state, lanes) if final else due
+        if final:
+            due = stream.left(state, lanes)
         call = Call(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),
@@ -182,38 +201,38 @@ class _Tapper(Taker):
         layout = Layout(lanes, masked=stream.per_lane, buffered=stream.buffers)
         event = Event(call, layout)
 
-        def opened(held: Any) -> tuple[Event, list[Any]]:
-            state, some = held
+        def make_event(inputs: Any) -> tuple[Event, list[Any]]:
+            state, due = inputs
             row, filled = stream.batch(state, lanes, final)
             operands = Operands(
                 values=[list(row.values[key]) for key in stream.rows],
                 steps=[row.steps[name] for name in stream.first.steps],
-                mask=some if stream.per_lane else None,
+                mask=due if stream.per_lane else None,
                 filled=filled,
                 anchors=[],
             )
             return event, operands.flat()
 
         multi_row = False if stream.emits_late else stream.has_windows or None
-        self._deliver_if(some, (state, some), opened, run, multi_row)
+        self._deliver_if(due, (state, due), make_event, run, multi_row)
 
     def _deliver_if(
         self,
-        some: Any,
-        held: Any,
-        opened: Callable[[Any], tuple[Event, Sequence[Any]]],
+        due: Any,
+        inputs: Any,
+        make_event: Callable[[Any], tuple[Event, Sequence[Any]]],
         run: Any,
         multi_row: bool | None = None,
     ) -> None:
-        """Delivers, if there is any, the event that `opened` makes of `held`."""
-        fixed = jax.tree.map(jax.lax.stop_gradient, held)
+        """Delivers `make_event(inputs)`, if any lane is due."""
+        fixed = jax.tree.map(jax.lax.stop_gradient, inputs)
 
         def body(again: Any) -> Any:
-            self._deliver(*opened(fixed), run, multi_row)
+            self._deliver(*make_event(fixed), run, multi_row)
             return jnp.zeros_like(again)
 
-        # on CPUs, a loop that runs once or never costs a fifth of a conditional
-        jax.lax.while_loop(lambda go: go, body, jnp.any(some))
+        # on CPUs, a loop of at most one iteration costs a fifth of a conditional
+        jax.lax.while_loop(lambda again: again, body, jnp.any(due))
 
     def _deliver(
         self,
@@ -222,16 +241,24 @@ class _Tapper(Taker):
         run: Any,
         multi_row: bool | None = None,
     ) -> None:
-        """Delivers an event; `multi_row` as in `Event`, if it is known for all keys."""
+        """Delivers an event.
+
+        Args:
+            event: the event.
+            operands: its operands.
+            run: the key data of the run.
+            multi_row: whether the program may deliver more than one such row; None to
+                decide per key.
+        """
         keys = event.call.keys
         if run is not None:
-            event, operands = with_run(event, operands, run)
+            operands = with_run(event, operands, run)
         if self._prefix:
             event = event.with_call(keys=tuple(f"{self._prefix}{key}" for key in keys))
         event = event.with_route(
             sink=self._sink,
             quiet=False,
-            # XLA crashes on order where only some axes of a mesh are manual
+            # XLA crashes on ordered effects if only some axes of a mesh are manual
             ordered=self._ordered and not array_types.partly_manual(),
             multi_row=tuple(
                 key in self._multi_row if multi_row is None else multi_row
@@ -257,33 +284,40 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
     return Streams.of(closed, types, plans, options.selection, emits=True)
 
 
-def finished(run: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a program that delivers, and waits for the callbacks, which may raise."""
-    sink = run.sink
-    if sink.stopping:  # a call that was interrupted twice may have left its program
+def call_and_wait(program: Compiled, args: Any, kwargs: Any) -> Any:
+    """Calls a program that delivers events, and waits for its callbacks.
+
+    Returns:
+        The result of the program.
+
+    Raises:
+        Exception: what a callback raised.
+    """
+    sink = program.sink
+    if sink.stopping:  # a call that was interrupted twice may still be running
         host.wait_for_callbacks()
         sink.stopping = False
-    runs = False
+    started = False
     try:
-        out = run(*args, **kwargs)[0]
-        runs = True
-        jax.block_until_ready(out)  # which looks for signals, as tokens may not
+        out = program(*args, **kwargs)[0]
+        started = True
+        jax.block_until_ready(out)  # handles signals, unlike waiting for tokens
         host.wait_for_callbacks()
     except Exception:
-        callback_errors.raise_of(sink)  # in place of what XLA made of it
+        callback_errors.raise_of(sink)  # instead of XLA's error about it
         raise
     except BaseException:
-        if runs and not sink.unstoppable:
+        if started and not sink.unstoppable:
             _stop(sink)
         raise
     finally:
-        signals.hand_back()
+        signals.unwrap_handlers()
     callback_errors.raise_of(sink)
     return out
 
 
-def _stop(sink: CallbackSink) -> None:
-    """Ends a program that runs in a thread of XLA's, at its next event."""
+def _stop(sink: HostSink) -> None:
+    """Ends a program that runs in one of XLA's threads, at its next event."""
     sink.stopping = True
     host.wait_for_callbacks()
     sink.stopping = False

@@ -1,4 +1,4 @@
-"""`lox.save`."""
+"""`lox.save`: saves logs to disk."""
 
 import pathlib
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
 from lox._store.runs import Path
 
-from .transformed import is_outermost
+from .compiled import is_outermost
 
 _MODES = {
-    "a": "append to a run that is there already",
+    "a": "append to an existing run",
     "w": "replace it",
-    "x": "refuse",
+    "x": "raise an error",
 }
 
 
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
-    """Saves logs to disk; inside `jax.jit` and `jax.vmap` too.
+    """Saves logs to disk, also inside `jax.jit` and `jax.vmap`.
 
     Args:
         logs: a `lox.logdict`, or a dict of values.
-        path: a run's directory; if there is a `key`, that of a store of runs.
-        mode: what to do if there is such a run already: `"a"` appends to it, `"w"`
-            replaces it, `"x"` refuses.
-        key: a key of `jax.random`, or a number, that names the run. Under `jax.vmap`,
-            each lane with its own key is a run of its own.
+        path: the directory of a run; with a `key`, that of a store of runs.
+        mode: what to do if the run exists already: `"a"` appends to it, `"w"` replaces
+            it, `"x"` raises an error.
+        key: a PRNG key or a number that names the run. Under `jax.vmap`, each lane with
+            its own key is a separate run.
 
     Example:
         >>> import tempfile
@@ -60,7 +60,7 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
 
 
 class _SaveSink(CallbackSink):
-    """Saves what a program hands over, a lane at a time."""
+    """Saves the logs that a program passes to `lox.save`, one lane at a time."""
 
     def __init__(self, path: pathlib.Path, mode: str) -> None:
         super().__init__(self._write)
@@ -70,7 +70,7 @@ class _SaveSink(CallbackSink):
         logs, words = payload[PAYLOAD]
         _save(*self._to, words, logs)
 
-    # the same program is compiled once, however often it is traced
+    # equal sinks, so that a program that is traced again is not compiled again
     def __eq__(self, other: object) -> bool:
         return type(other) is _SaveSink and other._to == self._to
 

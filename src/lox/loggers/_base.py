@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -24,19 +24,12 @@ from lox._jax import array_types, host
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
-from lox._transforms.arguments import Static
-from lox._transforms.deliver import deliver, finished
-from lox._transforms.options import Options
+from lox._transforms.arguments import Argnames, Argnums, Static
+from lox._transforms.compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
+from lox._transforms.deliver import call_and_wait, deliver
+from lox._transforms.options import Names, Options
 from lox._transforms.spool import spool
-from lox._transforms.transformed import (
-    INSIDE,
-    OUTERMOST,
-    Form,
-    Transformed,
-    check_callable,
-    compiled,
-    is_outermost,
-)
+from lox._transforms.transformed import Transformed, check_callable
 
 from ._runs.config import plain_config, split_config
 from ._runs.open_runs import OpenRuns, RowWriter, Words
@@ -52,7 +45,6 @@ from ._runs.sinks import (
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Names = str | Iterable[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,8 +224,8 @@ class Logger:
         *,
         window: int | None = None,
         capacity: int | None = None,
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
+        static_argnums: Argnums = None,
+        static_argnames: Argnames = None,
     ) -> Callable[P, T]:
         """Makes `fun` send its logs to the runs of a state, when it has ended.
 
@@ -275,8 +267,8 @@ class Logger:
         window: int | None = None,
         buffer: int | None = None,
         ordered: bool = True,
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
+        static_argnums: Argnums = None,
+        static_argnames: Argnames = None,
     ) -> Callable[P, T]:
         """Makes `fun` send its logs to the runs of a state, as they come.
 
@@ -323,7 +315,7 @@ class Logger:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if is_outermost():
-                return finished(form(OUTERMOST), (numbered(), *args), kwargs)
+                return call_and_wait(form(OUTERMOST), (numbered(), *args), kwargs)
             return form(INSIDE)(words, *args, **kwargs)[0]
 
         return _Logged(fun, call, static)

@@ -12,10 +12,12 @@ import numpy as np
 from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events.event import Event
 from lox._events.payload import PAYLOAD
-from lox._host.callbacks import CallbackSink, callback_errors, each_lane, row_opener
+from lox._host.callbacks import CallbackSink, HostSink, Take
+from lox._host.errors import callback_errors
+from lox._host.logdicts import each_lane, lane_opener, row_opener
 from lox._logs.logdict import logdict
 from lox._source import user_line
-from lox._transforms.run_keys import take_run, with_words, without_run
+from lox._transforms.run_keys import split_run
 
 from .config import whole_config
 from .exit import all_of
@@ -59,18 +61,18 @@ class RunSink(CallbackSink):
                 _refused(self, error)
 
 
-def _refused(sink: CallbackSink, error: Exception) -> None:
+def _refused(sink: HostSink, error: Exception) -> None:
     """Keeps an error for the barrier, which may be hours away, and tells of it."""
-    if callback_errors.keep_one(sink, error) and isinstance(error, LoxError):
+    if callback_errors.keep_first(sink, error) and isinstance(error, LoxError):
         with contextlib.suppress(Exception):  # an error to the user; it is kept
             warnings.warn_explicit(str(error), LoxWarning, *user_line())
 
 
-class TapSink(CallbackSink):
+class TapSink(HostSink):
     """Takes events that know their run; one that is refused stops no other."""
 
     def __init__(self, runs: OpenRuns | None) -> None:
-        super().__init__(self._write)
+        super().__init__()
         self._runs = runs
         # whether the program logs without order, and because of several devices
         self._unordered = self._devices = False
@@ -87,21 +89,28 @@ class TapSink(CallbackSink):
         runs.logger._unordered |= self._unordered
         runs.logger._devices |= self._devices
 
-    def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
+    def taker(self, event: Event) -> Take:
         if event.layout.masked or event.layout.buffered:
-            apart, operands_of = with_words(event)
-            take_apart = super()._taker(apart)
-            return lambda operands: take_apart(operands_of(operands))
-        # most events: the words are the last operand, and no step of the logs
-        open_row = row_opener(without_run(event).with_layout(lanes=0))
+            open_lanes = lane_opener(event)
+
+            def take(operands: Sequence[Any]) -> None:
+                own, run = split_run(operands)
+                runs = run.reshape(-1, run.shape[-1]).tolist()
+                for words, logs in zip(runs, open_lanes(own), strict=True):
+                    if logs:
+                        self._write(words, logs)
+
+            return take
+        open_row = row_opener(event.with_layout(lanes=0))
         lanes = event.layout.lanes
 
         def take_row(operands: Sequence[Any]) -> None:
-            words = operands[-1].tolist()
+            own, run = split_run(operands)
+            words = run.tolist()
             runs = self._runs_of(words)
             try:
                 if runs is not None:
-                    runs.write_row(tuple(words), open_row, operands[:-1])
+                    runs.write_row(tuple(words), open_row, own)
             except (LoxError, LoxWarning) as error:
                 _refused(self, error)
 
@@ -111,8 +120,7 @@ class TapSink(CallbackSink):
 
         return take_lanes if lanes else take_row
 
-    def _write(self, logs: logdict) -> None:
-        words, logs = take_run(logs)
+    def _write(self, words: list[int], logs: logdict) -> None:
         runs = self._runs_of(words)
         try:
             if runs is not None:
