@@ -28,8 +28,8 @@ def with_run(event: Event, operands: Sequence[Any], run: Any) -> list[Any]:
     if own != lanes[: len(own)]:
         raise LoxValueError(
             f"{event.call.keys[0]!r}, logged at {event.call.source}, has {lanes} "
-            f"lanes, but the state of the logger has {own} runs. Create one run per lane with "
-            "`jax.vmap(logger.init)(keys)`, or one run for all lanes."
+            f"lanes, but the state of the logger has {own} runs. Create one run per "
+            "lane with `jax.vmap(logger.init)(keys)`, or one run for all lanes."
         )
     words = jnp.shape(run)[-1]
     run = jnp.reshape(run, (*own, *[1] * (len(lanes) - len(own)), words))
