@@ -7,5 +7,6 @@ from . import (
     library_loops as library_loops,
     linen as linen,
     rules as rules,
+    type_rules as type_rules,
 )
 from .patches import table as table

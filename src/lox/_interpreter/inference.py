@@ -57,7 +57,7 @@ def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any)
     surveying = Walk(_Surveyor(selection, reductions), types_only=True)
 
     def rows(*args: Any) -> Record:
-        return walk.rule_for(eqn)(surveying, eqn, list(args), NO_STATE)[1]
+        return surveying.rule_for(eqn)(surveying, eqn, list(args), NO_STATE)[1]
 
     avals = [var.aval for var in eqn.invars]
     like = jaxprs_of(eqn)[0]

@@ -183,6 +183,21 @@ def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
     return event, operands.flat()
 
 
+def map_rows(record: Record, change: Callable[[Rows], Rows]) -> Record:
+    return Record((key, change(rows)) for key, rows in record.items())
+
+
+def stand_in(types: Record) -> Record:
+    """Rows of which only the types matter."""
+    return map_rows(types, lambda rows: rows.arrays(array_types.zeros_of_aval))
+
+
+def alike(records: Sequence[Record]) -> bool:
+    """Whether branches give the very same outputs, so that no row needs a mask."""
+    first, *others = (outline(record, numbers=False) for record in records)
+    return all(other == first for other in others)
+
+
 def masked(record: Record, mask: Any) -> Record:
     return Record((key, rows.masked(mask)) for key, rows in record.items())
 

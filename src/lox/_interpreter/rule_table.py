@@ -34,6 +34,7 @@ class Rule(Protocol):
 
 
 _rules: dict[str, Rule] = {}
+_type_rules: dict[str, Rule] = {}
 _rule_finders: list[Callable[[Any], Rule | None]] = []
 
 
@@ -42,6 +43,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
     def register(function: Rule) -> Rule:
         _rules.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def type_rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the rule by which traversals that only infer types go."""
+
+    def register(function: Rule) -> Rule:
+        _type_rules.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -57,8 +68,10 @@ def has_rule(primitive: Any) -> bool:
     return primitive.name in _rules
 
 
-def find_rule(eqn: Any) -> Rule | None:
+def find_rule(eqn: Any, types_only: bool = False) -> Rule | None:
     kind = hijax.kind_of(eqn)
+    if types_only and kind in _type_rules:
+        return _type_rules[kind]
     if kind in _rules:
         return _rules[kind]
     found = (find(eqn) for find in _rule_finders)

@@ -5,18 +5,18 @@ user's are in `_custom_rules`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lox._errors import UnboundedLoopError, UnsupportedPrimitiveError
-from lox._jax import array_types, hijax, jaxprs, primitives, tracing
+from lox._errors import UnboundedLoopError
+from lox._jax import hijax, jaxprs, primitives, tracing
 
-from .handlers import NO_STATE, State
+from .handlers import State
 from .rotation import condition_inputs, rotated
-from .rows import Record, Rows, join, of_any, outline, unify
+from .rows import Record, Rows, alike, map_rows, of_any, stand_in, unify
 from .rule_table import Result, rule
 from .walk import Walk, as_array
 
@@ -74,20 +74,14 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     ]
     state, last, record, stacked = tree.unflatten(outs)
     if eqn.params["reverse"]:  # rows come in the order of execution
-        record = _map(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
-    record = _map(record, Rows.merge_time)
+        record = map_rows(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
+    record = map_rows(record, Rows.merge_time)
     return [*last, *stacked], record, state
-
-
-def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
-    return Record((key, change(rows)) for key, rows in record.items())
 
 
 @rule("while")
 def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """The state is a carry; rows cannot leave a loop of unknown length."""
-    if walk.types_only:
-        return tracing.bind(eqn, args), _rows_of_while(walk, eqn), state
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     if walk.wants_in(cond):
         return _rotated_while(walk, eqn, args, state)
@@ -161,33 +155,13 @@ def _unbounded(record: Record) -> str:
     )
 
 
-def _rows_of_while(walk: Walk, eqn: Any) -> Record:
-    """The types of the rows, of which there may be any number."""
-    records = []
-    lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
-    for name in ("cond_jaxpr", "body_jaxpr"):
-        new, tree = walk.rebuilt(eqn.params[name], NO_STATE)
-        record = _map(tree.unflatten(new.out_avals)[1], _stand_in)
-        for key, rows in record.items():
-            if rows.devices and lanes:
-                raise UnsupportedPrimitiveError(
-                    f"{key!r}, logged at {rows.source}, is in a `shard_map` in a "
-                    "`while_loop` that ends at different times in the lanes of a "
-                    "`vmap`, where it can be neither reduced nor kept. Use `lox.tap`."
-                )
-            rows = rows.with_mask().with_time()
-            record[key] = dataclasses.replace(rows, unbounded=True)
-        records.append(record)
-    return join(records)
-
-
 @rule("cond")
 def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     branches = eqn.params["branches"]
     traced = [walk.rebuilt(branch, state) for branch in branches]
     records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
-    alike = _alike(records)
-    if not alike:
+    same = alike(records)
+    if not same:
         traced = [
             walk.rebuilt(
                 branch, state, _padded(walk, branch, i, records), key=(i, branches)
@@ -201,30 +175,18 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         branches=tuple(new for new, _ in traced),
     )
     outs, record, state = traced[0][1].unflatten(outs)
-    return outs, of_any(record, records) if alike else record, state
+    return outs, of_any(record, records) if same else record, state
 
 
 def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
     def fun(state: State, *args: Any) -> Any:
         outs, record, state = walk(branch, args, state)
         others = [
-            record if j == i else _map(other, _stand_in)
-            for j, other in enumerate(records)
+            record if j == i else stand_in(other) for j, other in enumerate(records)
         ]
         return outs, unify(others)[i], state
 
     return fun
-
-
-def _stand_in(rows: Rows) -> Rows:
-    """Rows of another branch, of which only the types matter."""
-    return rows.arrays(array_types.zeros_of_aval)
-
-
-def _alike(records: Sequence[Record]) -> bool:
-    """Whether branches give the very same outputs, so that nothing needs a mask."""
-    first, *others = (outline(record, numbers=False) for record in records)
-    return all(other == first for other in others)
 
 
 @rule("shard_map")
@@ -243,7 +205,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         pairs = zip(leaves, per_lane, strict=True)
         leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
         outs, record, new = walk(old, args, state_tree.unflatten(leaves))
-        record = _map(
+        record = map_rows(
             record,
             lambda rows: dataclasses.replace(
                 rows.arrays(lambda x: jnp.expand_dims(x, 0)),
@@ -255,7 +217,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
         return outs, record, after
 
-    outs, record, leaves = jax.shard_map(
+    outs, record, leaves = jax.shardmap_rows(
         body,
         mesh=mesh,
         in_specs=(state_specs, list(params["in_specs"])),
@@ -268,7 +230,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         check_vma=params["check_vma"],
     )(leaves, args)
     # the device axis came out in front; rows have their time first
-    record = _map(
+    record = map_rows(
         record,
         lambda rows: (
             rows.arrays(lambda x: jnp.moveaxis(x, 0, 1)) if rows.stacked else rows

@@ -141,7 +141,7 @@ class Walk:
         return find_rule(eqn) is not None
 
     def rule_for(self, eqn: Any) -> Rule:
-        found = find_rule(eqn)
+        found = find_rule(eqn, self.types_only)
         if found is not None:
             return found
         wanted = any(self.handler.wants(event) for event in events_inside(eqn))

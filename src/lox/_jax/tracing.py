@@ -107,6 +107,14 @@ def unknown_values() -> Callable[[Any], Any] | None:
     return unknown
 
 
+def unknown_results(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Values of the types of an equation's results, for a program that never runs."""
+    unknown = unknown_values()
+    if unknown is None:
+        return bind(eqn, args)
+    return [unknown(var.aval) for var in eqn.outvars]
+
+
 class equation_context:
     """What JAX had set when `eqn` was traced: its source line, names and config."""
 
