@@ -217,7 +217,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
         return outs, record, after
 
-    outs, record, leaves = jax.shardmap_rows(
+    outs, record, leaves = jax.shard_map(
         body,
         mesh=mesh,
         in_specs=(state_specs, list(params["in_specs"])),
