@@ -15,8 +15,10 @@ import numpy as np
 
 from lox._events.event import Event, Operands, default
 from lox._jax import host, patches
+from lox._logs.access import metadata_of, with_info
 from lox._logs.key import KeyInfo
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import OpenRow, logdict, make_logdict
+from lox._logs.metadata import Metadata
 from lox._settings import default_handler
 from lox._source import delivery
 
@@ -230,9 +232,9 @@ def _buffer_opener(
             if count:
                 one = [x[lane][:count] for x in (*_leaves(parts), *parts.steps)]
                 logs = _stacked(plain, one, 0, None)
-                logs._info = info or logs._info
-                info.update(logs._info)
-                yield logs
+                if not info:
+                    info.update(metadata_of(logs).info)
+                yield with_info(logs, info)
 
     def open_whole(operands: Sequence[Any]) -> Iterable[logdict]:
         parts = event.split(operands)
@@ -289,7 +291,7 @@ def _logdict(
         for name, value in zip(event.steps, parts.steps, strict=True)
     }
     masks = {} if mask is None else dict.fromkeys(event.keys, mask)
-    return logdict._of(data, steps, masks, info)
+    return make_logdict(data, Metadata(steps, masks, info))
 
 
 def row_opener(event: Event) -> OpenRow:
@@ -300,28 +302,19 @@ def row_opener(event: Event) -> OpenRow:
     if not all(tree == _ARRAY for tree in event.trees):
         return lambda operands: _open(event, operands)
     keys, names, count = event.keys, event.steps, len(event.keys)
-    new, put, update = dict.__new__, dict.__setitem__, dict.update
-    fromkeys = dict.fromkeys
-    (first, *others) = keys
-    one_step = names[0] if len(names) == 1 else None
     info: dict[str, KeyInfo] = {}
     nothing: dict[str, Any] = {}
+    one_step = names[0] if len(names) == 1 else None
+    fromkeys = dict.fromkeys
 
     def open_row(operands: Sequence[Any]) -> logdict:
-        # as `logdict._of`, at half the price
-        logs = new(logdict)
-        if others:
-            update(logs, zip(keys, operands))  # noqa: B905  (the steps come after)
+        if one_step is not None:  # most events
+            steps = {one_step: fromkeys(keys, operands[count])}
         else:
-            put(logs, first, operands[0])
-        logs._info = info or describe(operands)
-        logs._mask = logs._steps = logs._dropped = nothing
-        if one_step is not None:
-            logs._steps = {one_step: fromkeys(keys, operands[count])}
-        elif names:
-            steps = zip(names, operands[count:])  # noqa: B905
-            logs._steps = {name: fromkeys(keys, step) for name, step in steps}
-        return logs
+            pairs = zip(names, operands[count:])  # noqa: B905
+            steps = {name: fromkeys(keys, step) for name, step in pairs}
+        metadata = Metadata(steps, nothing, info or describe(operands), nothing)
+        return make_logdict(zip(keys, operands), metadata)  # noqa: B905
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
         several = event.several or (None,) * count

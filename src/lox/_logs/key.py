@@ -36,13 +36,13 @@ class KeyInfo(NamedTuple):
     ndims: tuple[int, ...]
     # those of the lines that logged it
     tags: tuple[str, ...] = ()
-    # of what comes as the program runs: whether its program may log several rows
-    several: bool | None = None
+    # of what comes as the program runs: whether its program may log multi_row rows
+    multi_row: bool | None = None
 
     @classmethod
     def from_json(cls, parts: list[Any]) -> "KeyInfo":
-        stacked, lanes, ndims, tags, several = parts
-        return cls(stacked, lanes, tuple(ndims), tuple(tags), several)
+        stacked, lanes, ndims, tags, multi_row = parts
+        return cls(stacked, lanes, tuple(ndims), tuple(tags), multi_row)
 
     def time_axis(self, leaf: Any, own: int) -> int:
         """Where the time axis is, or would be put."""
@@ -57,11 +57,11 @@ class KeyInfo(NamedTuple):
 
 
 def all_tags(tags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The tags of several, each once."""
+    """The tags of multi_row, each once."""
     return tuple(dict.fromkeys(tag for each in tags for tag in each))
 
 
-def info_of(value: Any, stacked: bool, key: str = "") -> KeyInfo:
+def describe_axes(value: Any, stacked: bool, key: str = "") -> KeyInfo:
     ndims = tuple(np.ndim(leaf) - stacked for leaf in leaves_of(value))
     if any(ndim < 0 for ndim in ndims):
         raise LoxValueError(
@@ -197,8 +197,8 @@ class Key(NamedTuple):
             return None
         return self.mask.any(axis=self.info.time_axis(self.mask, 0))
 
-    def plain(self) -> "Key":
-        """The same with PRNG keys as their data, which have one axis more."""
+    def with_key_data(self) -> "Key":
+        """The same with the data of typed PRNG keys, which has one more axis."""
         leaves, tree = flatten(self.value)
         if not any(map(is_typed_key, leaves)):
             return self
@@ -255,31 +255,13 @@ class Key(NamedTuple):
             return self
         key = self
         if self.dropped is not None:
-            key = self._replace(dropped=_index(self.dropped, i, 0))
+            key = self._replace(dropped=_index_lane(self.dropped, i, 0))
         leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         if self.info.time_axis(leaf, own) > 0:
-            return key.arrays(lambda array, axis: _index(array, i, 0))
+            return key.arrays(lambda array, axis: _index_lane(array, i, 0))
         stacked = self.info.stacked
-        new = key.arrays(lambda array, axis: _index(array, i, axis + stacked))
+        new = key.arrays(lambda array, axis: _index_lane(array, i, axis + stacked))
         return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
-
-
-def sliced(name: str, key: Key, index: Any) -> Key | None:
-    """Rows by position, among those that happened; None if there are none."""
-    if not key.info.stacked:
-        return key
-    compact = key.compacted()
-    if compact is None:
-        return None
-    if compact.mask is not None:
-        raise LoxValueError(
-            f"the rows of {name!r} happened at different times in different lanes, so "
-            "that they have no common positions. Take `logs.lanes()` first."
-        )
-    new = compact.arrays(lambda array, axis: _at(array, index, axis))
-    if isinstance(index, slice):
-        return new
-    return new._replace(info=key.info._replace(stacked=False))
 
 
 def _with_time(array: Any, axis: int) -> Any:
@@ -290,16 +272,16 @@ def _with_time(array: Any, axis: int) -> Any:
     return namespace(array).expand_dims(array, axis)
 
 
-def _index(array: Any, i: int, axis: int) -> Any:
+def _index_lane(array: Any, i: int, axis: int) -> Any:
     if is_jax_array(array):
         from lox._jax import array_types
 
         if array_types.is_split(imported_jax().typeof(array)):
             return _take(array, i, axis)  # JAX does not index axes that are split
-    return _at(array, i, axis)
+    return index_axis(array, i, axis)
 
 
-def _at(array: Any, index: Any, axis: int) -> Any:
+def index_axis(array: Any, index: Any, axis: int) -> Any:
     place = (slice(None),) * axis + (index,)
     if not is_jax_array(array):
         return array[place]

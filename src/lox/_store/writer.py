@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lox._errors import ShapeError, StoreError
+from lox._logs.access import metadata_of
 from lox._logs.logdict import OpenRow, logdict
 from lox._serialized import Turns
 
@@ -295,11 +296,11 @@ class Writer:
             segments.append(segment)
         if len(segments) != 1:
             return None
-        if Plan.serves(logs):
+        if Plan.supports(logs):
             if len(self._plans) > _MOST_PLANS:
                 self._plans.clear()
             self._last_plan = Plan(logs, segments[0])
-            self._plans[Plan.form_of(logs)] = self._last_plan
+            self._plans[Plan.key_of(logs)] = self._last_plan
         return segments[0]
 
     def _forget_plans(self) -> None:
@@ -309,12 +310,12 @@ class Writer:
 
     def _plan_for(self, logs: logdict) -> Plan | None:
         # logs that come again and again share the description of their axes
-        last = self._last_plan
-        if last is not None and last.info is logs._info and last.has_names_of(logs):
+        last, info = self._last_plan, metadata_of(logs).info
+        if last is not None and last.info is info and last.has_names_of(logs):
             return last
-        plan = self._plans.get(Plan.form_of(logs))
+        plan = self._plans.get(Plan.key_of(logs))
         if plan is not None:
-            plan.info = logs._info
+            plan.info = info
             self._last_plan = plan
         return plan
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from lox._errors import LoxValueError
 from lox._events.event import Event
-from lox._logs.logdict import logdict
+from lox._logs.access import metadata_of
+from lox._logs.logdict import logdict, make_logdict
 
 _WORD = "\0word"
 
@@ -72,8 +73,9 @@ def with_words(
 
 def take_run(logs: logdict) -> tuple[list[int], logdict]:
     """The words of the run that logs on the host belong to, and the logs without."""
-    key = next(iter(logs))
-    steps = {n: of for n, of in logs._steps.items() if not n.startswith(_WORD)}
-    words = [of[key] for n, of in logs._steps.items() if n.startswith(_WORD)]
-    own = logdict._of(dict(logs), steps, logs._mask, logs._info)
+    key, metadata = next(iter(logs)), metadata_of(logs)
+    by_name = metadata.steps.items()
+    words = [by_key[key] for name, by_key in by_name if name.startswith(_WORD)]
+    steps = {name: x for name, x in by_name if not name.startswith(_WORD)}
+    own = make_logdict(logs, metadata._replace(steps=steps))
     return [int(np.ravel(word)[0]) for word in words], own

@@ -13,6 +13,7 @@ from lox._events.log import operand
 from lox._events.primitive import log_p
 from lox._host.callbacks import CallbackSink
 from lox._jax import array_types
+from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
@@ -60,7 +61,7 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     if is_outermost():
         _save(pathlib.Path(path), mode, words, logs)
         return
-    leaves, tree = jax.tree.flatten((logs._plain(), words))
+    leaves, tree = jax.tree.flatten((with_key_data(logs), words))
     event = Event(
         keys=("logs",),
         trees=(tree,),

@@ -22,6 +22,7 @@ from lox._events.primitive import log_p
 from lox._events.selection import Selection
 from lox._host import signals
 from lox._jax import array_types, host
+from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
@@ -169,7 +170,7 @@ class Logger:
         words = self._checked(state).words
         logs = self._logs(logs, steps)
         if not (self._takes_keys and is_outermost()):
-            logs = logs._plain()
+            logs = with_key_data(logs)
         self._hand_over((words, logs), Writes)
 
     def _logs(self, logs: Mapping[str, Any], steps: Mapping[str, Any]) -> logdict:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from lox._errors import LoxError, LoxTypeError
+from lox._logs.access import with_key_data
 from lox._logs.logdict import OpenRow, logdict
 
 from ._base import Logger, RunInfo
@@ -61,7 +62,7 @@ class MultiLogger(Logger):
         return self._begin(run.key, run.config, late=False)
 
     def write(self, run: Words, logs: logdict) -> None:
-        plain = logs._plain()
+        plain = with_key_data(logs)
         all_of(
             partial(logger._runs.write, run, logs if logger._takes_keys else plain)
             for logger in self.loggers

@@ -267,13 +267,13 @@ def _header(columns: list[str]) -> str:
 
 def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
     """Yields the steps and values of each row as Python numbers and lists."""
-    for length, steps, values in tables(logs):
+    for table in tables(logs):
         taken: set[str] = set()
         columns = {
             unique_name(name, taken): _to_python(column)
-            for name, column in (*steps.items(), *values.items())
+            for name, column in (*table.steps.items(), *table.values.items())
         }
-        for i in range(length):
+        for i in range(table.length):
             yield {name: column[i] for name, column in columns.items()}
 
 

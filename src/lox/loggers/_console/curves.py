@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from lox._logs.access import key_of, metadata_of
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import logdict
 
@@ -120,7 +121,7 @@ class Curves:
         return max((curve.count for curve in self.by_name.values()), default=0)
 
     def add(self, logs: logdict) -> None:
-        masks = logs._mask
+        steps, masks, *_ = metadata_of(logs)
         for key, value in logs.items():
             # the fast path: a tap may send a million scalars
             if isinstance(value, _NUMPY) and value.shape == () and key not in masks:
@@ -130,7 +131,7 @@ class Curves:
                 curves = [curve]
             else:
                 curves = self._add_rows(key, value, logs)
-            for name, by_key in logs._steps.items():
+            for name, by_key in steps.items():
                 if key in by_key:
                     self._set_step(curves, name, by_key[key], masks.get(key))
 
@@ -152,14 +153,14 @@ class Curves:
             self.steps[name] = number
 
     def _add_rows(self, key: str, value: Any, logs: logdict) -> list[Curve]:
-        info, mask = logs._info_for(key), logs._mask.get(key)
         leaves, tree = jax.tree.flatten(value)
+        rows = key_of(logs, key)
         names = self._leaf_names(key, value, tree)
         curves = []
         with np.errstate(all="ignore"):
-            for name, leaf, ndim in zip(names, leaves, info.ndims, strict=True):
+            for name, leaf, ndim in zip(names, leaves, rows.info.ndims, strict=True):
                 curve = self.by_name.get(name) or self._new_curve(name)
-                _add_rows_to(curve, leaf, ndim, info, mask)
+                _add_rows_to(curve, leaf, ndim, rows.info, rows.mask)
                 curves.append(curve)
         return curves
 

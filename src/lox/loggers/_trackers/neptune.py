@@ -17,8 +17,8 @@ from lox.loggers._base import RunInfo
 
 from .histogram import Array, finite_histogram
 from .images import encode_png, to_uint8
-from .tables import python_numbers
-from .tracker import Names, Table, Tracker
+from .tables import Table, python_numbers
+from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs
 _NO_MONITORING = {

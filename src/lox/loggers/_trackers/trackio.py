@@ -15,8 +15,8 @@ from lox.loggers._base import RunInfo
 
 from .histogram import Array, finite_histogram
 from .images import to_uint8
-from .tables import python_numbers, unique_name
-from .tracker import IntegerSteps, Names, Table, Tracker, check_options
+from .tables import Table, python_numbers, unique_name
+from .tracker import IntegerSteps, Names, Tracker, check_options
 
 _BINS = 64
 

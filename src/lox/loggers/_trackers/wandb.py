@@ -18,8 +18,8 @@ from lox.loggers._runs.exit import fatal_error
 
 from .histogram import Array, finite_histogram
 from .images import to_uint8
-from .tables import python_numbers, unique_name
-from .tracker import Names, Table, Tracker, check_options
+from .tables import Table, python_numbers, unique_name
+from .tracker import Names, Tracker, check_options
 
 # 64 runs would print ten lines each, and each would record the program's output
 _QUIET = {"silent": True, "console": "off"}
