@@ -15,7 +15,7 @@ import lox
 import lox.loggers
 from lox._logs.access import metadata_of
 from lox._logs.logdict import make_logdict
-from lox._serialized import Turns
+from lox._serialized import SerializedCalls
 from lox._store import segments
 from lox._store.creating import create_run
 
@@ -97,7 +97,7 @@ def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, 
 
 def test_rows_that_are_not_contiguous_are_stored_as_they_are_seen(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
-    writer = logger.open(logger._info((0, 0)))
+    writer = logger.open(logger._run_info((0, 0)))
 
     def open_row(arrays):
         return lox.logdict({"x": arrays[0]})
@@ -396,16 +396,16 @@ def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
 
     def call(i):
         if i == 1:
-            turns.call(call, 2)
-            turns.call(call, 3)
+            calls.call(call, 2)
+            calls.call(call, 3)
         if i == 2:
             raise ValueError("no")
         done.append(i)
 
-    turns = Turns()
+    calls = SerializedCalls()
     with pytest.raises(ValueError, match="no"):
-        turns.call(call, 1)
-    turns.call(call, 4)
+        calls.call(call, 1)
+    calls.call(call, 4)
     assert done == [1, 3, 4]
 
 

@@ -485,7 +485,7 @@ def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
     def run(seed):
         return logger.tap(scanned, logger.init(seed), argnames="x")(0.0)
 
-    with pytest.warns(lox.LoxWarning, match="was removed while it was written"):
+    with pytest.warns(lox.LoxWarning, match="was removed while it was being written"):
         jax.vmap(run)(jnp.array([3])) if lanes else jax.jit(run)(3)
         jax.effects_barrier()
     (unsent,) = lox.runs(".lox/unsent")
@@ -1255,7 +1255,7 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
-        patch.setattr("lox._store.writer.write_json", failing)
+        patch.setattr("lox._store.segment_writer.write_json", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"y": np.int8(1)}))
     writer.write(lox.logdict({"z": np.int8(1)}))
@@ -1265,13 +1265,13 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
 
 
-def test_a_segment_that_is_not_sound_counts_in_a_finished_run(tmp_path, monkeypatch):
+def test_a_segment_that_is_not_intact_counts_in_a_finished_run(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
         # neither written nor cut off
         patch.setattr("lox._store.growing_file.GrowingFile.append", failing)
-        patch.setattr("lox._store.writer._SegmentWriter._size", failing)
+        patch.setattr("lox._store.segment_writer.SegmentWriter._size", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"x": np.int8(2)}))
     writer.write(lox.logdict({"x": np.int8(3)}))
@@ -1749,7 +1749,9 @@ def test_places_that_fit_are_bounded_by_the_records(tmp_path):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
     with open(path, "ab") as file:
-        file.write(b"".join(store_format.place_of(i, 2 * i) for i in range(3, 10_000)))
+        file.write(
+            b"".join(store_format.encode_place(i, 2 * i) for i in range(3, 10_000))
+        )
     with pytest.warns(lox.LoxWarning, match="lost records of 'x': 3 are left of at"):
         assert plain(lox.load(tmp_path / "run")) == expected
 

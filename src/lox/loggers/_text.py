@@ -60,7 +60,7 @@ class TextLogger(Logger):
             given = self._given_path / self._file_name(run)
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
 
-    def _adopt(self, run: Any, info: RunInfo) -> bool:
+    def _set_config(self, run: Any, info: RunInfo) -> bool:
         path = self._path / self._file_name(info)
         _write_config(path.with_suffix(".config.json"), info.config)
         return True

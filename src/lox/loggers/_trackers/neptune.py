@@ -122,7 +122,7 @@ class NeptuneLogger(Tracker):
             opened["parameters"] = self._utils.stringify_unsupported(dict(run.config))
         return _NeptuneRun(opened)
 
-    def _adopt(self, run: _NeptuneRun, info: RunInfo) -> bool:
+    def _set_config(self, run: _NeptuneRun, info: RunInfo) -> bool:
         config = self._utils.stringify_unsupported(dict(info.config))
         run.run["parameters"] = config
         return True

@@ -126,7 +126,7 @@ class WandbLogger(Tracker):
             self._after_first(opened)
         return _WandbRun(opened)
 
-    def _adopt(self, run: _WandbRun, info: RunInfo) -> bool:
+    def _set_config(self, run: _WandbRun, info: RunInfo) -> bool:
         run.run.config.update(dict(info.config))
         return True
 
