@@ -1,6 +1,7 @@
 """One key of a logdict: value, steps and mask, and the meaning of their axes."""
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,10 +145,7 @@ class Key(NamedTuple):
             )
         if (first.mask is None) != (second.mask is None):
             first, second = first._masked(), second._masked()
-        masks = [] if second.mask is None else [second.mask]
-        steps = [second.steps[step] for step in first.steps]
-        rest = iter([*leaves_of(second.value), *steps, *masks])
-        joined = first.arrays(lambda x, axis: _concatenate(name, x, next(rest), axis))
+        joined = combine([first, second], functools.partial(_concatenate, name))
         dropped = [key.dropped for key in (first, second) if key.dropped is not None]
         return joined._replace(info=info, dropped=sum(dropped) if dropped else None)
 
@@ -262,6 +260,21 @@ class Key(NamedTuple):
         return new._replace(info=info._replace(lanes=info.lanes - 1))
 
 
+def combine(keys: Sequence[Key], join: Callable[[list[Any], int], Any]) -> Key:
+    """Joins the arrays of keys that have the same tree, steps and axes.
+
+    Args:
+        keys: the keys; all or none have a mask.
+        join: a function of corresponding arrays and the position of their time axis.
+    """
+    first, *others = keys
+    rest = [
+        iter([*leaves_of(key.value), *(key.steps[x] for x in first.steps), key.mask])
+        for key in others
+    ]
+    return first.arrays(lambda x, axis: join([x, *map(next, rest)], axis))
+
+
 def _insert_time(array: Any, axis: int) -> Any:
     if not hasattr(array, "dtype"):  # a Python number
         from lox._jax.numbers import as_jax_would
@@ -302,8 +315,9 @@ def _take(array: Any, indices: Any, axis: int) -> Any:
     return imported_jax().device_put(taken)
 
 
-def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
-    shapes = [list(np.shape(first)), list(np.shape(second))]
+def _concatenate(name: str, arrays: list[Any], axis: int) -> Any:
+    first, second = arrays
+    shapes = [list(np.shape(array)) for array in arrays]
     for shape in shapes:
         del shape[axis]
     if shapes[0] != shapes[1]:
@@ -311,14 +325,13 @@ def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
             f"cannot join the logs of {name!r}: rows of the shapes {shapes[0]} and "
             f"{shapes[1]}. Rename one of them, or give it a `prefix`."
         )
-    dtypes = [first.dtype, second.dtype]
-    if dtypes[0] != dtypes[1]:
+    if first.dtype != second.dtype:
         raise DtypeError(
-            f"cannot join the logs of {name!r}: {dtypes[0]} and {dtypes[1]}. Convert "
-            "one of them, or give it a `prefix`."
+            f"cannot join the logs of {name!r}: {first.dtype} and {second.dtype}. "
+            "Convert one of them, or give it a `prefix`."
         )
     on_device = first if is_jax_array(first) else second
-    return namespace(on_device).concatenate([first, second], axis=axis)
+    return namespace(on_device).concatenate(arrays, axis=axis)
 
 
 def equal(first: Any, second: Any) -> bool:

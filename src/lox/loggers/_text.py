@@ -16,7 +16,7 @@ from lox._logs.logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._trackers.tables import Array, tables, unique_name, widen_subnormals
+from ._tables import Array, tables, unique_name, widen_subnormals
 
 # Windows has no `fcntl` locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None

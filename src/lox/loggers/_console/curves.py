@@ -1,6 +1,5 @@
 """The state of `ConsoleLogger` per run: a few numbers per key, not every row."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,10 +8,10 @@ import jax
 import numpy as np
 
 from lox._logs.access import key_of, metadata_of
-from lox._logs.key import KeyInfo
+from lox._logs.key import Key, KeyInfo
 from lox._logs.logdict import logdict
+from lox.loggers._tables import Array, named_leaves
 
-Array = np.ndarray[Any, Any]
 _NUMPY = np.ndarray, np.generic
 _NUMBERS = bool, int, float, complex
 RECENT = 256  # rows of history in a sparkline
@@ -130,7 +129,7 @@ class Curves:
                 curve.add_value(value.item())
                 curves = [curve]
             else:
-                curves = self._add_rows(key, value, logs)
+                curves = self._add_rows(key, key_of(logs, key))
             for name, by_key in steps.items():
                 if key in by_key:
                     self._set_step(curves, name, by_key[key], masks.get(key))
@@ -152,10 +151,9 @@ class Curves:
         if name not in self.steps or number > self.steps[name]:
             self.steps[name] = number
 
-    def _add_rows(self, key: str, value: Any, logs: logdict) -> list[Curve]:
-        leaves, tree = jax.tree.flatten(value)
-        rows = key_of(logs, key)
-        names = self._leaf_names(key, value, tree)
+    def _add_rows(self, key: str, rows: Key) -> list[Curve]:
+        leaves, tree = jax.tree.flatten(rows.value)
+        names = self._leaf_names(key, rows.value, tree)
         curves = []
         with np.errstate(all="ignore"):
             for name, leaf, ndim in zip(names, leaves, rows.info.ndims, strict=True):
@@ -168,10 +166,8 @@ class Curves:
         """The names of a key's leaves, computed once per tree structure."""
         names = self._names.get((key, tree))
         if names is None:
-            keystr = functools.partial(jax.tree_util.keystr, simple=True)
             names = self._names[key, tree] = [
-                "/".join([key, *(keystr((part,)) for part in path)])
-                for path, _ in jax.tree_util.tree_leaves_with_path(value)
+                name for name, _ in named_leaves(key, value)
             ]
         return names
 

@@ -14,10 +14,10 @@ import numpy as np
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
+from lox.loggers._tables import Array, Table, python_numbers
 
-from .histogram import Array, finite_histogram
+from .histogram import finite_histogram
 from .images import encode_png, to_uint8
-from .tables import Table, python_numbers
 from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs

@@ -15,8 +15,7 @@ from lox._logs.logdict import logdict
 from lox._patterns import matches
 from lox._source import user_line
 from lox.loggers._base import Logger
-
-from .tables import Array, Table, tables
+from lox.loggers._tables import Array, Table, tables
 
 Names = str | Iterable[str]
 

@@ -15,10 +15,10 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
+from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
-from .histogram import Array, finite_histogram
+from .histogram import finite_histogram
 from .images import to_uint8
-from .tables import Table, python_numbers, unique_name
 from .tracker import Names, Tracker, check_options
 
 # 64 runs would print ten lines each, and each would record the program's output

@@ -52,7 +52,7 @@ def tables(logs: logdict) -> Iterator[Table]:
             taken: set[str] = set()
             for name in names:
                 stacked = keys[name].info.stacked
-                for path, leaf in _leaves(name, keys[name].value):
+                for path, leaf in named_leaves(name, keys[name].value):
                     column = _column(leaf)
                     path = unique_name(path, taken)
                     values[path] = column if stacked else column[None]
@@ -108,8 +108,8 @@ def widen_subnormals(column: Array) -> Array:
     return wide
 
 
-def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The arrays of a value, with their paths."""
+def named_leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of a value, with their names: the key and their path."""
     if isinstance(value, np.ndarray | np.generic):
         return [(key, value)]
     pairs = jax.tree_util.tree_leaves_with_path(value)
