@@ -1,6 +1,7 @@
-"""What other packages use to read and create logdicts.
+"""How other packages read what a logdict holds besides its values.
 
-Only this package accesses the private attributes of a logdict.
+They do not use the private attributes of logdicts. `logdict.py` has `make_logdict` and
+`from_keys` to create logdicts.
 """
 
 from lox._arrays import is_jax_array, leaves_of

@@ -78,7 +78,7 @@ class MultiLogger(Logger):
         return None if overridden else self._write_row
 
     def _write_row(self, run: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
-        # programs hand over the data of PRNG keys, which all loggers take
+        # rows of programs contain the data of PRNG keys, which all loggers accept
         call_all(
             partial(logger._runs.write_row, run, open_row, arrays)
             for logger in self.loggers
