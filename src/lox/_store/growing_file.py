@@ -24,11 +24,11 @@ class GrowingFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.is_used = True  # so that no other thread closes it
+        self.in_use = True  # so that no other thread closes it
         self.handle: io.FileIO | None = None
         self._open("xb")
         self._identity = self._inode()
-        self.is_used = False
+        self.in_use = False
 
     def append(self, data: Any) -> None:
         """Writes all data; raises `FileNotFoundError` if the file was removed."""
@@ -39,7 +39,7 @@ class GrowingFile:
                 _write_rest(handle, memoryview(data)[written:])
             self.check_linked(handle)
         finally:
-            self.is_used = False
+            self.in_use = False
 
     def check_linked(self, handle: io.FileIO) -> None:
         """Raises `FileNotFoundError` if the file, open as `handle`, was removed."""
@@ -49,7 +49,7 @@ class GrowingFile:
     def acquire(self) -> io.FileIO:
         """Opens the file until `release`, for one thread at a time."""
         with _open_files.lock:  # so that no other thread closes it
-            self.is_used = True
+            self.in_use = True
             handle = self.handle
         return self._reopen() if handle is None else handle
 
@@ -61,12 +61,12 @@ class GrowingFile:
                 raise FileNotFoundError(f"{self.path} was removed")
             handle.seek(0, os.SEEK_END)
         except BaseException:
-            self.is_used = False
+            self.in_use = False
             raise
         return handle
 
     def release(self) -> None:
-        self.is_used = False
+        self.in_use = False
 
     def close(self) -> None:
         _open_files.forget(self)
@@ -127,7 +127,7 @@ class _OpenFiles:
             for file in list(self._files):
                 if len(self._files) < max(limit, 1):
                     return
-                if not file.is_used:
+                if not file.in_use:
                     file.close()
 
     def reset(self) -> None:

@@ -52,9 +52,9 @@ class Writer:
         self._row_segments: dict[OpenRow, SegmentWriter] = {}
         self._calls = SerializedCalls()
         self._lock = self._calls.lock
-        self._begin()
+        self._start_directory()
 
-    def _begin(self) -> None:
+    def _start_directory(self) -> None:
         try:
             # a number above 0 shows that the run has replaced another
             self.number, self._directory = _claim_directory(
@@ -116,7 +116,7 @@ class Writer:
     def _write(self, logs: logdict) -> SegmentWriter | None:
         """Writes logs; returns their segment, if it is a single one."""
         if self._removed:
-            self._begin()
+            self._start_directory()
         try:
             return self._write_rows(logs)
         except FileNotFoundError:
