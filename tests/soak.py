@@ -15,7 +15,9 @@ import jax
 
 import lox
 
-from . import oracle, test_oracle, test_streams_oracle
+from . import oracle
+from .interpreter import test_oracle
+from .streams import test_oracle as test_streams_oracle
 
 CHECKS = (
     ("spool, tap and nolog", False, test_oracle.check),

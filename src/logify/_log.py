@@ -4,7 +4,7 @@ from typing import Any
 
 import lox._runtime
 from lox._errors import LoxTypeError
-from lox._events.event import Event
+from lox._events.event import Call, Event, Route
 from lox._events.log import arrays_of, numbers_of
 from lox._events.primitive import log_p
 from lox._reduce.reductions import check_one
@@ -34,26 +34,25 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         >>> logify.logify(f)(1.0)[1]
         {'x': {'replace': 2.0}}
     """
-    call = f"`logify.log` at {user_source()}"
+    caller = f"`logify.log` at {user_source()}"
     if not isinstance(name, str):
         raise LoxTypeError(
-            f"{call} got the name {name!r}, which must be a string: "
+            f"{caller} got the name {name!r}, which must be a string: "
             '`logify.log("loss", loss)`.'
         )
-    reduced = check_one(reduction, f"the `reduction` of the {call}")
-    leaves, tree = arrays_of(value, name, call)
-    event = Event(
+    reduced = check_one(reduction, f"the `reduction` of the {caller}")
+    leaves, tree = arrays_of(value, name, caller)
+    call = Call(
         keys=(f"{name} ({_label(reduction)})",),
         trees=(tree,),
         steps=(),
         source=user_source(),
         reduce=reduced,
-        quiet=True,
         api=API,
-        what=(name, reduction),
+        api_data=(name, reduction),
         numbers=numbers_of([value], [tree]),
     )
-    log_p.bind(*leaves, event=event)
+    log_p.bind(*leaves, event=Event(call, route=Route(quiet=True)))
 
 
 def _label(reduction: Any) -> str:

@@ -4,19 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_of
 from lox._interpreter.rows import to_logdict
-from lox._interpreter.walk import events_of
-from lox._transforms.arguments import Static
+from lox._transforms.arguments import Argnames, Argnums, Static
 from lox._transforms.collect import collect
+from lox._transforms.compiled import Form, Forms
 from lox._transforms.options import Options, decorator
-from lox._transforms.transformed import (
-    INSIDE,
-    Form,
-    Transformed,
-    check_callable,
-    compiled,
-    is_outermost,
-)
+from lox._transforms.transformed import Transformed, check_callable
 
 from ._log import API
 from ._logs import Logs
@@ -30,8 +24,8 @@ def logify(
     fun: Callable[P, T],
     *,
     capacity: int | None = None,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[P, tuple[T, Logs]]: ...
 
 
@@ -40,8 +34,8 @@ def logify(
     fun: None = None,
     *,
     capacity: int | None = None,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[[Callable[P, T]], Callable[P, tuple[T, Logs]]]: ...
 
 
@@ -49,8 +43,8 @@ def logify(
     fun: Any = None,
     *,
     capacity: int | None = None,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Any:
     """Makes `fun` return its `logify.log` values along with its result.
 
@@ -83,29 +77,24 @@ def logify(
     options = Options(f"{API}.logify", Selection(api=API), capacity=capacity)
     static = Static.of(fun, static_argnums, static_argnames)
 
-    def compile_form(where: Form) -> Any:
-        def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], Logs]:
-            outs, record, dropped = collect(closed, args, options, where.outermost)
-            names = {
-                event.keys[0]: event.what
-                for event in events_of(closed)
-                if options.selection.takes_event(event)
-            }
-            kept = tuple((key, *names[key]) for key in record)
-            return outs, Logs(to_logdict(record, "", dropped), kept)
-
-        key = "logify", options
-        return compiled(fun, key, lambda: (evaluate, None), where, static)
+    def evaluate(
+        closed: Any, args: Sequence[Any], form: Form
+    ) -> tuple[list[Any], Logs]:
+        outs, record, dropped = collect(closed, args, options, form.outermost)
+        names = {
+            event.call.keys[0]: event.call.api_data
+            for event in events_of(closed)
+            if options.selection.takes_event(event)
+        }
+        kept = tuple((key, *names[key]) for key in record)
+        return outs, Logs(to_logdict(record, "", dropped), kept)
 
     # without tracing Python numbers: `fun` gets its arguments as they are
     outermost = Form(outermost=True, numbers=False)
-    return _Logify(fun, (compile_form(INSIDE), compile_form(outermost)), static)
+    forms = Forms.of(fun, ("logify", options), evaluate, static, outermost)
+    return _Logify(fun, forms, static)
 
 
 class _Logify(Transformed):
     __slots__ = ()
     __doc__ = Transformed.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner, outer = self._forms
-        return (outer if is_outermost() else inner)(*args, **kwargs)

@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+import lox
+
 from .recording import scaled
 
 
@@ -13,3 +15,8 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", scaled(1) == 1)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(autouse=True)
+def silent():
+    lox.set_default("silent")

@@ -43,11 +43,6 @@ def assert_derivatives_log_what_the_function_logs(f, x, capacity=50):
     np.testing.assert_allclose(jax.grad(lox.nolog(f))(x), gradient, rtol=1e-6)
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    lox.set_default("silent")
-
-
 # --- equinox -----------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from lox._logs.logdict import RESERVED, logdict, reserved_step
 from lox._reduce import reductions
 from lox._source import Source, user_source
 
-from .event import Event
+from .event import Call, Event, Layout, Route
 from .not_traced import check_host_function, may_run_early
 from .primitive import log_p
 
@@ -158,19 +158,18 @@ def _log_event(
         trees.append(tree)
         leaves += value_leaves
     numbers = [_step(name, value, at) for name, value in steps.items()]
-    event = Event(
+    call = Call(
         keys=tuple(keys),
         trees=tuple(trees),
         steps=tuple(steps),
         source=source,
         tags=_tags(tags, at),
         explicit=explicit,
-        quiet=explicit,
-        early=may_run_early(),
-        masked=mask is not None,
-        numbers=numbers_of(data.values(), trees, steps.values()),
         reduce=_prefixed(reductions.check(reduce, f" of the `lox.log`{at}"), prefix),
+        early=may_run_early(),
+        numbers=numbers_of(data.values(), trees, steps.values()),
     )
+    event = Event(call, Layout(masked=mask is not None), Route(quiet=explicit))
     if keys:
         if tracing.at_top_level():
             check_host_function(keys, source)
@@ -191,9 +190,9 @@ def _log_event(
             for name, number in zip(steps, numbers, strict=True)
         },
     )
-    if event.tags:
+    if call.tags:
         infos = metadata_of(logs).info.items()
-        tagged = {key: info._replace(tags=event.tags) for key, info in infos}
+        tagged = {key: info._replace(tags=call.tags) for key, info in infos}
         return with_info(logs, tagged)
     return logs
 

@@ -9,7 +9,6 @@ purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpo
 """
 
 import contextlib
-import dataclasses
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -85,14 +84,14 @@ log_p.multiple_results = True
 @log_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
     del avals
-    return [], {ORDERED_LOG_EFFECT if event.ordered else LOG_EFFECT}
+    return [], {ORDERED_LOG_EFFECT if event.route.ordered else LOG_EFFECT}
 
 
 @log_p.def_impl
 def _impl(*operands: Any, event: Event) -> list[Any]:
-    if not event.quiet:
-        real = operands[: len(operands) - event.anchors]
-        (event.sink or default.sink).deliver(event, list(map(to_host, real)))
+    if not event.route.quiet:
+        real = operands[: len(operands) - event.layout.anchors]
+        (event.route.sink or default.sink).deliver(event, list(map(to_host, real)))
     return []
 
 
@@ -108,17 +107,17 @@ def is_key(x: Any) -> bool:
 
 
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
-    if event.quiet:
+    if event.route.quiet:
         return []
-    if event.early and event.sink is None:
-        check_early(event.keys, event.source)
-    sink = event.sink or default.sink
-    count = len(operands) - event.anchors
+    if event.call.early and event.route.sink is None:
+        check_early(event.call.keys, event.call.source)
+    sink = event.route.sink or default.sink
+    count = len(operands) - event.layout.anchors
     operands = operands[:count]
     avals = [array_types.physical_aval(aval) for aval in ctx.avals_in[:count]]
-    effect = ORDERED_LOG_EFFECT if event.ordered else None
+    effect = ORDERED_LOG_EFFECT if event.route.ordered else None
     devices, per_device = callbacks.devices_of(ctx)
-    event = dataclasses.replace(event, devices=devices, per_device=per_device)
+    event = event.with_route(devices=devices, per_device=per_device)
     callbacks.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
     return []
 
@@ -132,9 +131,9 @@ def _batch(
 ) -> tuple[list[Any], list[Any]]:
     # The rule is called even when no operand is mapped, so that a constant logged
     # under `vmap` is logged in every lane.
-    if event.once:
+    if event.layout.once:
         batched = any(dim is not None for dim in dims)
-        mark, event = event.once, dataclasses.replace(event, once="")
+        mark, event = event.layout.once, event.with_layout(once="")
         if mark == "value" or not batched:  # all lanes are the same
             one = [
                 x if dim is None else jax.lax.index_in_dim(x, 0, dim, keepdims=False)
@@ -142,8 +141,8 @@ def _batch(
             ]
             return log_p.bind(*one, event=event), []
     elif patches.is_missing(JACFWD) and called_by_jacfwd():
-        raise patches.error(JACFWD, event.description)
-    count = len(operands) - event.anchors
+        raise patches.error(JACFWD, event.call.description)
+    count = len(operands) - event.layout.anchors
     lanes = []
     for x, dim in zip(operands[:count], dims[:count], strict=True):
         x = jnp.asarray(x)  # literals arrive as Python numbers
@@ -151,7 +150,7 @@ def _batch(
             lanes.append(batching.broadcast_lanes(x, axis_data))
         else:
             lanes.append(jnp.moveaxis(x, dim, 0))
-    event = dataclasses.replace(event, lanes=event.lanes + 1)
+    event = event.with_layout(lanes=event.layout.lanes + 1)
     return log_p.bind(*lanes, *operands[count:], event=event), []
 
 
@@ -184,12 +183,12 @@ def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
     if getattr(_leaving_out, "quietly", False):
         return [None] * len(operands)
     warnings.warn_explicit(
-        f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is or goes "
+        f"{event.call.description}, is or goes "
         "with a tangent, which reverse mode never computes: the event is left out. Log "
         "it under `jax.jvp`, or log values that are no tangents apart from it.",
         LoxWarning,
-        event.source.file,
-        event.source.line,
+        event.call.source.file,
+        event.call.source.line,
     )
     return [None] * len(operands)
 

@@ -29,12 +29,12 @@ class Selection:
         return cls(_names("argnames", argnames), _names("tags", tags))
 
     def takes_event(self, event: Event) -> bool:
-        if event.api != self.api:
+        if event.call.api != self.api:
             return False
-        if self.tags is not None and not set(self.tags) & set(event.tags):
+        if self.tags is not None and not set(self.tags) & set(event.call.tags):
             return False
         asked = self.tags is not None or self.argnames is not None
-        return asked or not event.explicit
+        return asked or not event.call.explicit
 
     def takes_key(self, key: str) -> bool:
         return self.argnames is None or any(
@@ -52,7 +52,7 @@ class Selection:
 
     def unmatched_tags(self, events: Iterable[Event]) -> list[str]:
         """Those of `tags` that no event has."""
-        known = {tag for event in events for tag in event.tags}
+        known = {tag for event in events for tag in event.call.tags}
         return [tag for tag in self.tags or () if tag not in known]
 
 

@@ -1,13 +1,14 @@
-"""Interrupts: what a signal handler or a callback raises to end a running program.
+"""Interrupts: exceptions of signal handlers or callbacks that end a running program.
 
-An exception that is raised in a callback reaches XLA, which ends the program with an
-error of its own. So an interrupt is kept until the event is delivered; then it ends the
-program by an exception in the callback, and is raised in place of XLA's error by the
-call of the program. If the program runs in a thread of XLA's, the call has returned:
-who waits for its results gets XLA's error, and the next barrier raises the interrupt.
+An exception that is raised in a callback reaches XLA, which ends the program with its
+own error. So an interrupt is kept until the event has been delivered. Then it ends the
+program by an exception in the callback, and the call of the program raises it instead
+of XLA's error. If the program runs in one of XLA's threads, the call has already
+returned: waiting for its results raises XLA's error, and the next barrier raises the
+interrupt.
 
-A program that runs on several devices cannot be ended so: the devices that have not
-failed would wait for the one that has.
+A program that runs on multiple devices cannot be ended this way, because the other
+devices would wait for the one that failed.
 """
 
 import atexit
@@ -28,7 +29,7 @@ class ProgramStopped(BaseException):
 
 
 class _Kept(threading.local):
-    # what has ended the program that this thread executes
+    # the interrupt that has ended the program of this thread
     error: BaseException | None = None
 
 
@@ -36,31 +37,31 @@ _kept = _Kept()
 
 
 def stop() -> None:
-    """Ends the program whose callback this is called in."""
+    """Ends the program whose callback calls this."""
     host.program_stopped()
     raise ProgramStopped(host.STOPPED)
 
 
 def stop_by(error: BaseException) -> None:
-    """The same; the call of the program raises `error`, if this is its thread."""
+    """Ends the program; if this is the thread of its call, the call raises `error`."""
     _kept.error = error
     host.program_stopped()
     raise ProgramStopped(host.STOPPED) from error
 
 
 def in_thread_of_call() -> bool:
-    """Whether the thread of a callback is the one that has called the program."""
+    """Whether a callback runs in the thread that called the program."""
     return not host.called_by_xla_thread()
 
 
 # --- around every call of a program with effects -----------------------------
 
-# whether some program may deliver events
+# whether any program may deliver events
 used = False
 
 
 def _at_stopped() -> None:
-    """Raises what callbacks in other threads have raised."""
+    """Raises the exceptions of callbacks in other threads."""
 
 
 def at_stopped(hook: Callable[[], None]) -> None:
@@ -69,7 +70,7 @@ def at_stopped(hook: Callable[[], None]) -> None:
 
 
 def _call(call: Callable[[], Any]) -> Any:
-    """Calls a program, and raises what has ended it."""
+    """Calls a program, and raises the interrupt that has ended it."""
     if not used:
         return call()
     signals.asked_to_exit = False
@@ -78,11 +79,11 @@ def _call(call: Callable[[], Any]) -> Any:
         return signals.during(call, False, host.is_done)
     except jax.errors.JaxRuntimeError as error:
         interrupt = _kept.error
-        # one that came between JAX and a callback
+        # an interrupt in JAX's own code around a callback
         if "KeyboardInterrupt" in str(error) and host.STOPPED not in str(error):
             interrupt = KeyboardInterrupt()
         if interrupt is None and host.STOPPED in str(error):
-            _at_stopped()  # by a callback in a thread of XLA's
+            _at_stopped()  # ended by a callback in one of XLA's threads
         if interrupt is None:
             raise
     finally:
@@ -90,22 +91,22 @@ def _call(call: Callable[[], Any]) -> Any:
     try:
         raise interrupt from None
     finally:
-        interrupt = None  # whose traceback would keep this frame, and be kept by it
+        interrupt = None  # its traceback and this frame would keep each other alive
 
 
 host.around_programs(_call)
-host.at_effects_barrier(signals.hand_back)
+host.at_effects_barrier(signals.unwrap_handlers)
 
 
 # --- at exit -----------------------------------------------------------------
 
-# whether the process ends by an interrupt, so that programs that still run are ended
+# whether an interrupt ends the process, and with it the programs that still run
 ending = False
 
 
 def fatal_error() -> BaseException | None:
     """The exception that ends Python, at exit."""
-    # the last one that was printed, which does not end a session of commands
+    # in an interactive session, the last exception does not end Python
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -118,5 +119,5 @@ def end_programs() -> None:
     ending = interrupted or signals.asked_to_exit
 
 
-# before JAX waits for them
+# runs before JAX's own exit handler, which waits for the programs
 atexit.register(end_programs)

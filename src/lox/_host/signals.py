@@ -1,13 +1,12 @@
-"""Signal handlers that wait until an event is delivered.
+"""Defers signal handlers until an event has been delivered.
 
-Python runs signal handlers in its main thread, in whatever Python code runs next there.
-While the main thread executes a compiled program, that is a callback, where an
-exception would lose the event. So lox puts handlers of its own before the user's while
-the main thread may deliver events: they let the user's wait until the event is written.
+Python runs signal handlers in the main thread, in whatever Python code runs next there.
+While the main thread executes a compiled program, that code is a callback, and an
+exception in it would lose the event. So while the main thread may deliver events, lox
+wraps the user's handlers: they are deferred until the event has been delivered.
 
-XLA may also make its calls in a thread of its own, while the main thread waits in XLA
-and runs no Python code at all. Then such a call runs the handlers that the main thread
-does not get to.
+XLA may also call callbacks from one of its own threads, while the main thread waits in
+XLA and runs no Python code at all. Then the callback runs the handlers instead.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -22,30 +21,30 @@ from typing import Any, TypeVar
 from lox._jax import host
 
 T = TypeVar("T")
-# those whose handlers may raise
+# the signals whose handlers may raise
 _SIGNALS: tuple[int, ...] = tuple(
     int(getattr(_signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
     if hasattr(_signal, name)
 )
-# without the enums that `signal` makes of their results, which take longer
+# `signal` converts the results to enums, which takes longer
 _getsignal, _setsignal = _signal.getsignal, _signal.signal
 _set_wakeup_fd = _signal.set_wakeup_fd
 _get_ident = threading.get_ident
 _main_thread: int | None = threading.main_thread().ident
 
-# the handlers that wait, with their arguments
+# the deferred handlers, with their arguments
 waiting: list[tuple[Any, int, FrameType | None]] = []
-# how many calls of programs, and how many eager events, the main thread is in
+# the number of calls of programs, and of eager events, that the main thread is in
 _calls = _eager = 0
-# whether a handler has raised `SystemExit`, and no program was called since
+# whether a handler has raised `SystemExit` since the last call of a program
 asked_to_exit = False
 
 
-class WaitingHandler:
-    """A handler of the user's that waits while the main thread delivers an event.
+class DeferredHandler:
+    """Wraps a user's handler, and defers it while the main thread delivers an event.
 
-    A second signal does not wait: a callback may never end.
+    A second signal is not deferred, because a callback may never return.
     """
 
     def __init__(self, handler: Any) -> None:
@@ -53,7 +52,7 @@ class WaitingHandler:
 
     def __call__(self, signum: int, frame: FrameType | None) -> Any:
         with _lock:
-            _wakeup.hear()
+            _wakeup.read()
             _arrived.pop(signum, None)
             if signum in _run_elsewhere:
                 error = _run_elsewhere.pop(signum)
@@ -78,7 +77,7 @@ def _run(handler: Any, signum: int, frame: FrameType | None) -> Any:
 
 
 def run_waiting() -> BaseException | None:
-    """Runs the handlers that have waited, and gives what they raise."""
+    """Runs the deferred handlers, and returns the first exception that they raise."""
     error: BaseException | None = None
     while waiting:
         try:
@@ -93,29 +92,31 @@ def in_main_thread() -> bool:
 
 
 def waits() -> bool:
-    """Whether a handler waits for what this thread delivers."""
+    """Whether a handler is deferred until this thread has delivered an event."""
     return bool(waiting) and in_main_thread()
 
 
 def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> T:
-    """Lets handlers wait during a call, and raises what they raise.
+    """Defers handlers during a call, and raises what they raise.
 
     Args:
-        call: of a program, or of what delivers an eager event.
-        eager: whether handlers wait for all of it, not only for callbacks.
-        is_done: whether the program of that result has ended. If it goes on, in a
-            thread of XLA's, our handlers stay, to see who asks for the process to end.
+        call: calls a program, or delivers an eager event.
+        eager: whether handlers are deferred during the whole call, not only during
+            callbacks.
+        is_done: whether the program of that result has ended. While it continues in one
+            of XLA's threads, the wrapped handlers stay installed, to notice a request
+            to end the process.
     """
     global _calls, _eager
     if not in_main_thread():
         return call()
-    # A handler may raise wherever Python calls a function: what is set here is put back
-    # by statements without one.
+    # A handler may raise at any function call, so the globals are restored by plain
+    # assignments.
     calls, eagers = _calls, _eager
     done = True
     try:
         _calls, _eager = calls + 1, eagers + eager
-        _put_before()
+        _wrap_handlers()
         if not calls and not eager:
             _wakeup.begin()
         out = call()
@@ -126,8 +127,8 @@ def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> 
         if not calls and not eager:
             _wakeup.end()
         if done:
-            hand_back()
-        # in a callback that calls another program, they wait for its own end
+            unwrap_handlers()
+        # inside a callback, handlers stay deferred until the callback returns
         error = run_waiting() if waiting and not calls else None
         if error is not None:
             raise error
@@ -135,52 +136,52 @@ def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> 
 
 
 def uninterrupted(call: Callable[[], T]) -> T:
-    """Lets handlers wait while an eager event is delivered."""
+    """Defers handlers while an eager event is delivered."""
     return during(call, True, lambda out: True)
 
 
-def _put_before() -> None:
-    """Puts our handlers before those of the user."""
-    # in an interpreter that is not the main one, there are no signals
+def _wrap_handlers() -> None:
+    """Wraps the user's handlers."""
+    # only the main interpreter has signals
     with contextlib.suppress(ValueError):
         for signum in _SIGNALS:
             handler = _getsignal(signum)
-            if callable(handler) and type(handler) is not WaitingHandler:
-                _setsignal(signum, WaitingHandler(handler))
+            if callable(handler) and type(handler) is not DeferredHandler:
+                _setsignal(signum, DeferredHandler(handler))
 
 
-def hand_back() -> None:
-    """Puts the user's handlers back, unless the main thread is in a program."""
+def unwrap_handlers() -> None:
+    """Restores the user's handlers, unless the main thread is in a program."""
     if _calls or not in_main_thread():
         return
     for signum in _SIGNALS:
         handler = _getsignal(signum)
-        if type(handler) is WaitingHandler:
+        if type(handler) is DeferredHandler:
             _setsignal(signum, handler.handler)
 
 
-# --- signals that the main thread does not get to ----------------------------
+# --- signals that the main thread cannot handle ------------------------------
 
-# for how long it may do so, before a callback in another thread does, and how often
-# that looks for them
+# how long the main thread has to handle a signal before a callback in another thread
+# does, and how often that callback checks
 _GRACE, _INTERVAL = 0.2, 0.05
 _lock = threading.RLock()
-# when the signals arrived that the main thread has not handled yet
+# the arrival times of the signals that the main thread has not handled yet
 _arrived: dict[int, float] = {}
-# what those handlers raised that another thread has run
+# by signal: what its handler raised when another thread ran it
 _run_elsewhere: dict[int, BaseException | None] = {}
 
 
 class _Wakeup:
-    """Hears of signals as they arrive, during a program that the main thread calls."""
+    """Records the arrival of signals while the main thread is in a program."""
 
     def __init__(self) -> None:
-        # the ends of a pipe; None where there are no signals to hear of, as on Windows
+        # the ends of a pipe; None before the first program, and on Windows
         self._ends: tuple[int, int] | None = None
-        # who was to hear of them before, and what there was to hear
+        # the wakeup file descriptor set by others, and the bytes to pass on to it
         self._other = -1
-        self._heard = b""
-        self._next_look = 0.0
+        self._received = b""
+        self._next_check = 0.0
 
     def begin(self) -> None:
         if self._ends is None:
@@ -189,56 +190,58 @@ class _Wakeup:
             self._ends = os.pipe()
             for end in self._ends:
                 os.set_blocking(end, False)
-        with contextlib.suppress(ValueError):  # it is not the main interpreter
+        with contextlib.suppress(ValueError):  # not the main interpreter
             self._other = _set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
 
     def end(self) -> None:
-        """Lets another one hear of them again, and of those that have come."""
+        """Restores the previous file descriptor, and passes the received bytes on."""
         if self._ends is None:
             return
-        with contextlib.suppress(ValueError, OSError):  # it may be closed by now
+        with contextlib.suppress(ValueError, OSError):  # it may be closed
             _set_wakeup_fd(self._other)
-        self.hear()
-        heard, self._heard = self._heard, b""
-        if heard:
+        self.read()
+        received, self._received = self._received, b""
+        if received:
             _arrived.clear()
             with contextlib.suppress(OSError):
                 if self._other != -1:
-                    os.write(self._other, heard)
+                    os.write(self._other, received)
         self._other = -1
 
-    def hear(self) -> None:
+    def read(self) -> None:
+        """Records the signals that have arrived."""
         if self._ends is None:
             return
         with _lock, contextlib.suppress(OSError):
-            heard = os.read(self._ends[0], 4096)
-            self._heard += heard
+            received = os.read(self._ends[0], 4096)
+            self._received += received
             now = time.monotonic()
-            for signum in heard:
+            for signum in received:
                 _arrived.setdefault(signum, now)
 
     def is_due(self) -> bool:
-        """Whether another thread is to look for those that the main one does not."""
-        return time.monotonic() >= self._next_look
+        """Whether it is time for another thread to check for unhandled signals."""
+        return time.monotonic() >= self._next_check
 
     def unhandled(self) -> list[int]:
-        """Those that the main thread does not get to; called in another thread."""
+        """The signals that the main thread has not handled in time."""
         now = time.monotonic()
-        self._next_look = now + _INTERVAL
-        self.hear()
+        self._next_check = now + _INTERVAL
+        self.read()
         return [one for one, since in _arrived.items() if now - since >= _GRACE]
 
 
 _wakeup = _Wakeup()
-# where no handler may raise, or it would be lost who was to hear before
+# where no handler may raise, or the previous file descriptor would be lost
 _OWN = {_Wakeup.begin.__code__, _Wakeup.end.__code__}
 
 
 def run_unhandled() -> bool:
-    """Runs, in another thread than the main one, handlers that this does not get to.
+    """Runs, outside the main thread, the handlers that the main thread cannot run.
 
-    Gives whether one of them raises what ends a program: the main thread will raise it
-    as soon as it gets there.
+    Returns:
+        Whether one of them raised an interrupt, which ends the program; the main thread
+        raises it as soon as it runs Python code again.
     """
     if not _calls or not _wakeup.is_due():
         return False
@@ -247,12 +250,12 @@ def run_unhandled() -> bool:
         for signum in _wakeup.unhandled():
             handler = _getsignal(signum)
             _arrived.pop(signum, None)
-            if type(handler) is not WaitingHandler or signum in _run_elsewhere:
+            if type(handler) is not DeferredHandler or signum in _run_elsewhere:
                 continue
             try:
                 _run(handler.handler, signum, None)
             except Exception:
-                continue  # it may be one that only the main thread can run
+                continue  # the handler may work in the main thread only
             except BaseException as error:
                 _run_elsewhere[signum] = error
                 raises = True

@@ -29,23 +29,13 @@ from lox._jax import (
     watches,
 )
 
+from .contents import events_of
 from .derivative_rules import Changer, DerivativeRule, Dropper, Line, lines_of
+from .handlers import NO_STATE, Collector, Handler, Remover, Rewriter, State
 from .rows import Record, outline
+from .rule_table import Result, Rule, hidden_rules, rule
 from .same_events import same_events
-from .walk import (
-    Collector,
-    Remover,
-    Rule,
-    State,
-    Walk,
-    events_of,
-    hidden_rules,
-    rule,
-    unsupported,
-    without_events,
-)
-
-Result = tuple[list[Any], Record, State]
+from .walk import Walk, unsupported, without_events
 
 
 def _state_outside(inner: Rule) -> Rule:
@@ -56,13 +46,15 @@ def _state_outside(inner: Rule) -> Rule:
     """
 
     def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-        keyed = any(walk.collector.keyed(state))
-        rows_only = walk.collector.rows_only(walk, eqn) if keyed else None
+        collector = walk.handler
+        if not isinstance(collector, Collector) or not any(state.per_lane_leaves()):
+            return inner(walk, eqn, args, state)
+        rows_only = collector.rows_only(walk, eqn)
         if rows_only is None:
             return inner(walk, eqn, args, state)
         part = rows_only.part(state, eqn)
         outs, record, part = inner(Walk(rows_only), eqn, args, part)
-        return outs, *walk.collector.absorb(record, {**state, **part})
+        return outs, *collector.absorb(record, state.updated(part))
 
     return outer
 
@@ -71,7 +63,7 @@ def _state_outside(inner: Rule) -> Rule:
 @_state_outside
 def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
-    if walk.collector.beside:
+    if walk.events_beside:
         return _events_beside(_custom_jvp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
@@ -116,14 +108,15 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     called = custom_vjp.custom_vjp_call(eqn)
     old = called.function
-    if walk.collector.beside:
+    if walk.events_beside:
         return _events_beside(_custom_vjp_rule, walk, eqn, args, state, old, args)
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     # rules outlive this trace, so that they must not hold the leaves themselves
     size = len(leaves)
     results = len(old.out_avals)
-    constant = walk.collector.constant_state
+    handler = walk.handler
+    constant = isinstance(handler, Rewriter) and handler.rules_need_state
 
     @jax.custom_vjp
     def fun(*flat: Any) -> list[Any]:
@@ -136,7 +129,7 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
             walk, eqn, jaxpr, inputs, before, old, new, tree, values
         )
         outs, residuals = split(outs)
-        return [*outs, *rest], (before if constant else None, residuals)
+        return [*outs, *rest], (before if constant else NO_STATE, residuals)
 
     def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
         before, residuals = saved
@@ -166,7 +159,7 @@ def _events_beside(
         inputs: the inputs of that.
     """
     silent = Walk(Dropper(_lines_in(function), anchors=True))
-    outs, _, _ = rule(silent, eqn, args, None)
+    outs, _, _ = rule(silent, eqn, args, NO_STATE)
     jaxpr, consts = partial_eval.only_effects(jaxprs.close(function))
     _, record, state = walk(jaxprs.close(jaxpr), [*consts, *inputs], state)
     return outs, record, state
@@ -201,8 +194,8 @@ def _evaluate_rule(
     A rule that logs what its function logs (most call it) gives these rows itself. For
     one that does not, they come from the function, whose results nobody then needs.
     """
-    collector = walk.collector
-    if not collector.takes:
+    collector = walk.handler
+    if not isinstance(collector, Collector):
         outs, record, after = Walk(collector.in_rules())(rule, ins, before)
         leaves = jax.tree.leaves((record, after))
         return outs, list(map(jax.lax.stop_gradient, leaves))
@@ -213,7 +206,7 @@ def _evaluate_rule(
         if outline(record) == outline(body_record):
             leaves = jax.tree.leaves((record, after))
             return outs, list(map(jax.lax.stop_gradient, leaves))
-    outs, _, _ = Walk(collector.in_rules(_lines_in(function)))(once, ins, None)
+    outs, _, _ = Walk(collector.in_rules(_lines_in(function)))(once, ins, NO_STATE)
     results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
     # what the rule leaves for others it has left already
     clean = without_events(body)
@@ -233,7 +226,7 @@ def _without_recomputation(eqn: Any, rule: Any) -> Any:
 
 
 def _watched_rule(
-    rule: Any, walk: Walk, state: State = None, lines: frozenset[Line] = frozenset()
+    rule: Any, walk: Walk, state: State = NO_STATE, lines: frozenset[Line] = frozenset()
 ) -> Any:
     """A derivative rule with its events received.
 
@@ -243,25 +236,25 @@ def _watched_rule(
         state: the state before the call of the function.
         lines: those by which the function itself logs.
     """
-    return watches.watched(rule, Changer(walk.collector.in_rules(lines), state))
+    return watches.watched(rule, Changer(walk.handler.in_rules(lines), state))
 
 
 @hidden_rules("custom_jvp_call")
 def _clean_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
-    change = Changer(walk.collector.in_rules()).changed
+    change = Changer(walk.handler.in_rules()).changed
     return custom_derivatives.changed_jvp_rule(eqn, change)
 
 
 @hidden_rules("custom_vjp_call")
 def _clean_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
-    change = Changer(walk.collector.in_rules()).changed
+    change = Changer(walk.handler.in_rules()).changed
     bwd = _watched_rule(custom_derivatives.bwd_rule(eqn), walk)
     return custom_derivatives.changed_vjp_rules(eqn, change, bwd)
 
 
 @hidden_rules(hijax.CUSTOM_VJP)
 def _clean_high_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
-    watch = Changer(walk.collector.in_rules())
+    watch = Changer(walk.handler.in_rules())
     prim = hijax.with_watched_rules(jaxprs.hijax(eqn), watch, watch)
     return {"_prim": prim}
 
@@ -278,7 +271,7 @@ def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> R
     def inputs(args: Sequence[Any]) -> list[Any]:
         return [*args[start:end], *args[tail:]]
 
-    if walk.collector.beside:
+    if walk.events_beside:
         return _events_beside(
             _linear_solve_rule, walk, eqn, args, state, jaxprs.solve, inputs(args)
         )
@@ -289,10 +282,10 @@ def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> R
 @_state_outside
 def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     expanded = jaxprs.expanded_hijax(eqn)
-    if walk.collector.beside:
+    if walk.events_beside:
         return _events_beside(_hijax_rule, walk, eqn, args, state, expanded, args)
-    if not walk.collector.takes and not jax.tree.leaves(state):
-        watch = Changer(walk.collector)
+    if isinstance(walk.handler, Rewriter) and not jax.tree.leaves(state):
+        watch = Changer(walk.handler)
         new = hijax.watched(jaxprs.hijax(eqn), watch.changed, watch)
         return tracing.bind(eqn, args, _prim=new), Record(), state
     return _with_derivative_of(walk, eqn, args, state, expanded, list)
@@ -324,7 +317,7 @@ def _with_derivative_of(
 
     def without_events_of_solution() -> Any:
         lines = _lines_in(solution)
-        watch = Changer(_Derivative(walk.collector, lines, in_rules=not front))
+        watch = Changer(_Derivative(walk.handler, lines, in_rules=not front))
         return hijax.changed_equation(eqn, watch.changed, watch)
 
     @jax.custom_jvp
@@ -359,35 +352,29 @@ def _with_derivative_of(
     return tree.unflatten(fun(*leaves, *args))
 
 
-class _Derivative(Collector):
+class _Derivative(Rewriter):
     """Removes the events of a solution, wherever they come again.
 
     Other events of the derivatives go the way of those in derivative rules, or, where
     there is no state that they would need, away.
     """
 
-    gives_rows = False
-
     def __init__(
-        self, collector: Collector, lines: frozenset[Line], in_rules: bool
+        self, handler: Handler, lines: frozenset[Line], in_rules: bool
     ) -> None:
-        self._rest = collector.in_rules(lines) if in_rules else Remover(collector.wants)
+        self._rest = handler.in_rules(lines) if in_rules else Remover(handler.wants)
         self._dropped = Dropper(lines)
-        self.key = (self,)
+        self.memo_key = (self,)
 
     def wants(self, event: Event) -> bool:
         return self._dropped.wants(event) or self._rest.wants(event)
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         kept = self._dropped.kept(event, operands)
-        if kept is None:
-            return Record(), state
-        if not self._rest.wants(event):
+        if kept is not None and self._rest.wants(event):
+            self._rest.receive(*kept, State(context=context))
+        elif kept is not None:
             log_p.bind(*kept[1], event=kept[0])
-            return Record(), state
-        return self._rest.receive(*kept, state)
 
 
 @rule("custom_vmap_call")
@@ -398,10 +385,10 @@ def _custom_vmap_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Re
     leaves = jax.tree.leaves(state)
     front = len(leaves)
     more = len(new.out_avals) - len(old.out_avals)
-    keyed = any(walk.collector.keyed(state))
+    per_lane = any(state.per_lane_leaves())
 
     def batch(axis_size: int, batched: list[bool], *flat: Any) -> Any:
-        if more > front or keyed:
+        if more > front or per_lane:
             raise UnsupportedPrimitiveError(
                 f"{unsupported(walk, eqn)} (Its `def_vmap` rule replaces the function "
                 "that logs: use the transformation after `jax.vmap`, not before it.)"
@@ -442,16 +429,12 @@ def _cleaned_vmap_rule(walk: Walk, eqn: Any) -> Any:
             return outs
 
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-        outs, _, _ = _rule_walk(walk)(closed, jax.tree.leaves(args), None)
+        # no rows can come out of it
+        inner = Walk(walk.handler.without_rows())
+        outs, _, _ = inner(closed, jax.tree.leaves(args), NO_STATE)
         return jax.tree.unflatten(jax.tree.structure(shape), outs), out_batched[-1]
 
     return cleaned
-
-
-def _rule_walk(walk: Walk) -> Walk:
-    """For a hidden rule: no rows can come out of it, so that events are removed."""
-    collector = walk.collector
-    return Walk(Remover(collector.wants)) if collector.gives_rows else walk
 
 
 def _zero(primal: Any) -> Any:

@@ -18,8 +18,10 @@ from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
-from .rows import Record
-from .walk import Collector, State, Walk, events_of, has_rule, hides_rules
+from .contents import events_of, hides_rules
+from .handlers import NO_STATE, Handler, Rewriter, State
+from .rule_table import has_rule
+from .walk import Walk
 
 # A line with one of the keys that it logs: a helper that logs whatever it is given is
 # one line for all its callers.
@@ -27,7 +29,7 @@ Line = tuple[Source, str]
 
 
 def lines_of(events: Iterable[Event]) -> set[Line]:
-    return {(event.source, key) for event in events for key in event.keys}
+    return {(event.call.source, key) for event in events for key in event.call.keys}
 
 
 class _Watch:
@@ -80,22 +82,22 @@ class Recorder(_Watch):
 
 
 class Changer(_Watch):
-    """Gives events to a collector, wherever they are.
+    """Gives events to a handler, wherever they are.
 
     Args:
-        collector: gives no rows, and does not change the state.
+        handler: gives no rows, and does not change the state.
         state: what it gets with every event.
     """
 
-    def __init__(self, collector: Collector, state: State = None) -> None:
-        self._collector = collector
+    def __init__(self, handler: Handler, state: State = NO_STATE) -> None:
+        self._handler = handler
         self._state = state
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive is log_p:
             event = params["event"]
-            if self._collector.wants(event):
-                self._collector.receive(event, args, self._state)
+            if self._handler.wants(event):
+                self._handler.receive(event, args, self._state)
             else:
                 log_p.bind(*args, event=event)
             return []
@@ -110,11 +112,11 @@ class Changer(_Watch):
         if stateless and has_rule(primitive):
             return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.changed))
         # the state must become an operand, or it takes more than to change the jaxprs
-        walk = Walk(self._collector)
+        walk = Walk(self._handler)
         closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
         if not all(map(walk.has_rule_for, closed.eqns)):
             # as in the traversal, which changes what it has no rule for
-            if stateless and self._collector.key is not None:
+            if stateless and self._handler.memo_key is not None:
                 params = jaxprs.map_jaxprs(params, self.changed)
             return primitive.bind(*args, **params)
         outs, _, _ = walk(closed, args, self._state)
@@ -124,13 +126,13 @@ class Changer(_Watch):
         del name
         if role == "call":
             return self
-        return Changer(self._collector.in_rules(), self._state)
+        return Changer(self._handler.in_rules(), self._state)
 
     def changed(self, jaxpr: Any) -> Any:
-        return Walk(self._collector).rewritten(jaxpr)
+        return Walk(self._handler).rewritten(jaxpr)
 
     def _reaches(self, jaxpr: Any) -> bool:
-        return Walk(self._collector).wants_in(jaxpr) or hides_rules(jaxpr)
+        return Walk(self._handler).wants_in(jaxpr) or hides_rules(jaxpr)
 
 
 def _takes_state(prim: Any) -> bool:
@@ -138,7 +140,7 @@ def _takes_state(prim: Any) -> bool:
     return hijax.is_checkpoint(prim) or hijax.is_custom_vjp(prim)
 
 
-class Dropper(Collector):
+class Dropper(Rewriter):
     """Removes what was logged by certain lines.
 
     Args:
@@ -146,32 +148,32 @@ class Dropper(Collector):
         anchors: whether to remove the events without keys too (see `patches`).
     """
 
-    gives_rows = False
-
     def __init__(self, lines: frozenset[Line], anchors: bool = False) -> None:
         self._lines = lines
         self._anchors = anchors
-        self.key = ("drop", lines, anchors)
+        self.memo_key = ("drop", lines, anchors)
 
     def wants(self, event: Event) -> bool:
-        if not event.keys:
+        if not event.call.keys:
             return self._anchors
         return not self._lines.isdisjoint(lines_of([event]))
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        del context
         kept = self.kept(event, operands)
         if kept is not None:
             log_p.bind(*kept[1], event=kept[0])
-        return Record(), state
 
     def kept(
         self, event: Event, operands: Sequence[Any]
     ) -> tuple[Event, Sequence[Any]] | None:
         """What is left of an event."""
-        keys = {key for key in event.keys if (event.source, key) not in self._lines}
-        if keys and len(keys) == len(event.keys):
+        keys = {
+            key
+            for key in event.call.keys
+            if (event.call.source, key) not in self._lines
+        }
+        if keys and len(keys) == len(event.call.keys):
             return event, operands
         return event.only(keys.__contains__, operands) if keys else None
 

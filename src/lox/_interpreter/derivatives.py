@@ -14,7 +14,6 @@ transformation of ours:
   Its events are marked, and pass the `vmap` over the tangents once.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from lox._jax import (
 from lox._jax.patches import Patch
 from lox._jax.watches import Watch
 
+from .contents import events_of
 from .derivative_rules import (
     Changer,
     DerivativeRule,
@@ -40,9 +40,8 @@ from .derivative_rules import (
     Recorder,
     lines_of,
 )
+from .handlers import Handler, Rewriter
 from .patches import missing
-from .rows import Record
-from .walk import Collector, State, events_of
 
 
 class _Watches:
@@ -95,25 +94,21 @@ def watched_solve(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
 # --- jacfwd ------------------------------------------------------------------
 
 
-class _Mark(Collector):
+class _Mark(Rewriter):
     """Marks events as such that pass the next `vmap` once."""
-
-    gives_rows = False
 
     def __init__(self, mark: str = "value") -> None:
         self._mark = mark
-        self.key = ("mark", mark)
+        self.memo_key = ("mark", mark)
 
     def wants(self, event: Event) -> bool:
-        return bool(event.keys)
+        return bool(event.call.keys)
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        log_p.bind(*operands, event=dataclasses.replace(event, once=self._mark))
-        return Record(), state
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        del context
+        log_p.bind(*operands, event=event.with_layout(once=self._mark))
 
-    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Collector:
+    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         del lines
         return _Mark("rule")
 
@@ -131,7 +126,9 @@ def _refuse_in_custom_functions(patch: Patch) -> None:
         del args
         events = [params["event"]] if "event" in params else missing.events_in(params)
         if events and early_patches.in_custom_function():
-            subject = f"{events[0].description}, is in a custom function or its rules"
+            subject = (
+                f"{events[0].call.description}, is in a custom function or its rules"
+            )
             raise patches.error(patch, subject)
 
     for primitive in (log_p, *primitives.HIGHER_ORDER):

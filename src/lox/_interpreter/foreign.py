@@ -26,23 +26,14 @@ from lox._imports import when_imported
 from lox._jax import ad, jaxprs, patches, primitives, rule_tables, tracing, watches
 from lox._jax.patches import Patch
 
+from .contents import events_inside, events_of
 from .custom_rules import _with_derivative_of
 from .derivative_rules import DerivativeRule, lines_of
+from .handlers import NO_STATE, Collector, Handler, Remover, State
 from .patches.missing import events_in, refuse
 from .rows import Record
-from .walk import (
-    Collector,
-    Remover,
-    State,
-    Walk,
-    events_inside,
-    events_of,
-    foreign_jaxprs,
-    foreign_rule,
-    rule,
-)
-
-Result = tuple[list[Any], Record, State]
+from .rule_table import Result, other_jaxprs, rule, rule_finder
+from .walk import Walk
 
 
 def _filtered(params: dict[str, Any]) -> dict[str, Any] | None:
@@ -185,7 +176,7 @@ def _is_derivative(eqn: Any) -> bool:
     return "_jvp_transform" in names or "_MetaTransposeTransform" in tree
 
 
-@foreign_jaxprs("noinline")
+@other_jaxprs("noinline")
 def _functions_of_noinline(eqn: Any) -> list[Any]:
     expanded = _expanded(eqn)
     return _possible_functions(eqn) if expanded is None else [expanded]
@@ -197,9 +188,9 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
     expanded = _expanded(eqn)
     if expanded is None:
         keys = ", ".join(
-            f"{key!r} (logged at {event.source})"
-            for event in filter(walk.collector.wants, events_inside(eqn))
-            for key in event.keys
+            f"{key!r} (logged at {event.call.source})"
+            for event in filter(walk.handler.wants, events_inside(eqn))
+            for key in event.call.keys
         )
         raise UnsupportedPrimitiveError(
             f"a function of `eqxi.noinline` may log {keys}, but which function is "
@@ -209,8 +200,8 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
         )
     args = args[1:]
     if _is_derivative(eqn):  # what it logs is logged by the call beside it
-        silent = Walk(Remover(walk.collector.wants))
-        outs, _, _ = jax.jit(lambda *args: silent(expanded, args, ()))(*args)
+        silent = Walk(Remover(walk.handler.wants))
+        outs, _, _ = jax.jit(lambda *args: silent(expanded, args, NO_STATE))(*args)
         return outs, Record(), state
     return jax.jit(lambda state, *args: walk(expanded, args, state))(state, *args)
 
@@ -223,7 +214,7 @@ class _Call(NamedTuple):
 
     primitive: Any
     params: dict[str, Any]
-    collector: Collector
+    handler: Handler
 
     def bind(self, *args: Any) -> Any:
         return self.primitive.bind(*args, **self.params)
@@ -236,20 +227,20 @@ class _Call(NamedTuple):
         return self is other
 
 
-@foreign_rule
+@rule_finder
 def _rule_for(eqn: Any) -> Any:
     return _foreign_rule if _filtered(eqn.params) is not None else None
 
 
 def _foreign_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    collector = walk.collector
-    if collector.key is not None:  # there are neither rows nor a state
-        call = _Call(eqn.primitive, eqn.params, collector)
+    handler = walk.handler
+    if handler.memo_key is not None:  # there are neither rows nor a state
+        call = _Call(eqn.primitive, eqn.params, handler)
         return silent_p.bind(*args, call=call), Record(), state
     expanded = _expanded(eqn)
-    if not collector.takes or not walk.wants_in(expanded):
+    if not isinstance(handler, Collector) or not walk.wants_in(expanded):
         return tracing.bind(eqn, args), Record(), state
-    call = _Call(eqn.primitive, eqn.params, Remover(collector.wants))
+    call = _Call(eqn.primitive, eqn.params, Remover(handler.wants))
 
     def silent(*args: Any) -> list[Any]:
         return silent_p.bind(*args, call=call)
@@ -262,10 +253,10 @@ silent_p.multiple_results = True
 
 
 def _silently(call: _Call, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """`fun(*args)`, whose events the collector receives."""
+    """`fun(*args)`, whose events the handler receives."""
     with left_out_quietly():  # there is nothing to say of what is not wanted
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
-    outs, _, _ = Walk(call.collector)(closed, list(args), ())
+    outs, _, _ = Walk(call.handler)(closed, list(args), NO_STATE)
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 

@@ -16,15 +16,16 @@ from lox._events.primitive import log_p
 from lox._events.selection import Selection
 from lox._jax import jaxprs
 
+from .contents import equations_with_events
+from .handlers import NO_STATE, State
 from .rows import Record, rows_of
+from .rule_table import jaxprs_of
 from .taker import Taker
-from .walk import State, Walk, equations_with_events, jaxprs_of
+from .walk import Walk
 
 
 class _Surveyor(Taker):
     """Gives each event back as a row, of which only the type is ever looked at."""
-
-    types_only = True
 
     def __init__(self, selection: Selection, reductions: Any) -> None:
         super().__init__(selection, keep_logs=False, outermost=True)
@@ -44,17 +45,19 @@ def survey(closed: Any, selection: Selection, reductions: Any) -> Record:
         selection: which events count.
         reductions: from a key and what its `lox.log` asked for, the reduction it gets.
     """
-    new, tree = Walk(_Surveyor(selection, reductions)).rebuilt(closed, ())
+    new, tree = Walk(_Surveyor(selection, reductions), types_only=True).rebuilt(
+        closed, NO_STATE
+    )
     record: Record = tree.unflatten(new.out_avals)[1]
     return record
 
 
 def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any) -> Any:
     """The same of a single equation."""
-    surveying = Walk(_Surveyor(selection, reductions))
+    surveying = Walk(_Surveyor(selection, reductions), types_only=True)
 
     def rows(*args: Any) -> Record:
-        return walk.rule_for(eqn)(surveying, eqn, list(args), ())[1]
+        return walk.rule_for(eqn)(surveying, eqn, list(args), NO_STATE)[1]
 
     avals = [var.aval for var in eqn.invars]
     like = jaxprs_of(eqn)[0]
@@ -80,7 +83,7 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
     def counts_in(eqn: Any) -> Counter[str]:
         if eqn.primitive is log_p:
             event = eqn.params["event"]
-            taken = event.keys if selection.takes_event(event) else ()
+            taken = event.call.keys if selection.takes_event(event) else ()
             return Counter(filter(selection.takes_key, taken))
         # of the branches of a conditional, one is taken; what a linear solve has beside
         # its solution are other ways to the same

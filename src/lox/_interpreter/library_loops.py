@@ -32,11 +32,14 @@ from lox._events.event import Event
 from lox._jax import batching, hijax, jaxprs, primitives, rule_tables, tracing
 
 from . import custom_rules, rules
+from .contents import events_inside, events_of
+from .handlers import State
 from .patches.guard import Guard
 from .patches.missing import events_in
-from .patches.rewriter import Rewriter
+from .patches.rewriter import EveryEvent
 from .rows import Record
-from .walk import Walk, as_array, before_walk, events_inside, events_of, remembered
+from .rule_table import Result, before_walk
+from .walk import Walk, as_array, remembered
 
 # --- primitives --------------------------------------------------------------
 
@@ -226,7 +229,7 @@ def _bind_guarded(eqn: Any, args: list[Any], own: dict[int, Any]) -> list[Any]:
         return _guarded_cond(eqn, args, own[0]) if 0 in own else tracing.bind(eqn, args)
     kind = hijax.kind_of(eqn)
     if own and kind in _PASSING:
-        state = list(own.values())
+        state = State(context=list(own.values()))
         return _PASSING[kind](_Passing(eqn, own), eqn, args, state)[0]
     return tracing.bind(eqn, args)
 
@@ -258,7 +261,7 @@ def _guarded_cond(eqn: Any, args: Sequence[Any], own_index: Any) -> list[Any]:
 
 def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
     def fun(index: Any, *args: Any) -> list[Any]:
-        return Walk(Guard())(branch, args, active_p.bind(index == i))[0]
+        return Walk(Guard())(branch, args, _active(index == i))[0]
 
     def make() -> Any:
         return jaxprs.trace(fun, [index_aval, *branch.in_avals], branch)[0]
@@ -299,7 +302,7 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
         runs = again[1]
         for i, start in zip(counters, first, strict=True):
             runs = runs & (carry[i] >= start)
-        active = active_p.bind(runs)
+        active = _active(runs)
         walk = Walk(Guard())
         outs, _, _ = walk(body, [*of_body, *carry], active)
         if not rotated:
@@ -330,6 +333,11 @@ def _guarded_loop(eqn: Any, args: Sequence[Any], own: dict[int, Any]) -> list[An
     changes = remembered(body, key, make)
     operands = [*args[:used], *args[:consts], *starts, *first, *args[consts:]]
     return tracing.bind(eqn, operands, **changes)[front:]
+
+
+def _active(lanes: Any) -> State:
+    """The state of a `Guard` for the lanes that run."""
+    return State(context=active_p.bind(lanes))
 
 
 def _predicates(cond: Any) -> Any:
@@ -390,16 +398,14 @@ def _counts(sources: dict[Any, Any], counter: Any, atom: Any) -> bool:
 # --- a counter on its way to its loop ----------------------------------------
 
 
-class _Passed(Rewriter):
-    """Takes nothing: it is only known to be on the way."""
-
-    constant_state = False
+class _Passed(EveryEvent):
+    """Changes nothing: its traversal only hands its context on."""
 
 
 class _Passing(Walk):
     """Hands what lanes have by themselves on to the loops inside an equation.
 
-    The state are these values.
+    The context is the list of these values.
     """
 
     def __init__(self, eqn: Any, own: dict[int, Any]) -> None:
@@ -407,16 +413,14 @@ class _Passing(Walk):
         self._eqn = eqn
         self._positions = list(own)
 
-    def __call__(
-        self, closed: Any, args: Sequence[Any], state: Any
-    ) -> tuple[list[Any], Record, Any]:
+    def __call__(self, closed: Any, args: Sequence[Any], state: State) -> Result:
         positions = self._positions
-        if state is None:  # a backward rule, which has nothing to do with them
+        if state.context is None:  # a backward rule, which has nothing to do with them
             return jaxprs.evaluate(closed, args), Record(), state
         if len(closed.in_avals) < len(self._eqn.invars):  # a derivative rule
             consts = self._eqn.params.get("num_consts", 0)
             positions = [i - consts for i in positions]
-        own = {i: x for i, x in zip(positions, state, strict=True) if i >= 0}
+        own = {i: x for i, x in zip(positions, state.context, strict=True) if i >= 0}
         if self._eqn.primitive is not primitives.scan_p:
             return _evaluate(closed, args, own_args=own)[0], Record(), state
         active = self._active(closed, args, own)
@@ -436,7 +440,7 @@ class _Passing(Walk):
             for i, start in own.items()
             if consts <= i < consts + carry and _is_counter(closed, i, i - consts)
         ]
-        return active_p.bind(functools.reduce(operator.and_, runs)) if runs else None
+        return _active(functools.reduce(operator.and_, runs)) if runs else None
 
 
 # How they get into an equation.

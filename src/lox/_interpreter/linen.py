@@ -5,7 +5,9 @@ from typing import Any
 from lox._events.event import Event
 from lox._libraries import linen
 
-from .walk import Remover, Walk, events_of
+from .contents import events_of
+from .handlers import NO_STATE, Remover
+from .walk import Walk
 
 
 class _All(Remover):
@@ -17,7 +19,7 @@ class _All(Remover):
 
 
 def _silent(closed: Any) -> Any:
-    return Walk(_All()).rebuilt(closed, ())[0] if events_of(closed) else closed
+    return Walk(_All()).rebuilt(closed, NO_STATE)[0] if events_of(closed) else closed
 
 
 linen.source.without_events = _silent

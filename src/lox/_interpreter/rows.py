@@ -131,13 +131,13 @@ Reductions = Callable[[str, Checked], AnyReduction | None]
 def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Record:
     """The rows of a single event."""
     parts = event.split([jnp.asarray(x) for x in operands])
-    steps = _ordered(zip(event.steps, parts.steps, strict=True))
-    numbers, step_numbers = event.split_numbers()
+    steps = _ordered(zip(event.call.steps, parts.steps, strict=True))
+    numbers, step_numbers = event.call.split_numbers()
     pairs = zip(parts.steps, step_numbers, strict=True)
     weak_steps = tuple(
-        _literals(x, number, event.source)
+        _literals(x, number, event.call.source)
         if number is None
-        else (Literal.of(number, event.source),)
+        else (Literal.of(number, event.call.source),)
         for x, number in pairs
     )
     return Record(
@@ -149,19 +149,19 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 mask=parts.mask,
                 tree=tree,
                 stacked=False,
-                lanes=event.lanes,
+                lanes=event.layout.lanes,
                 weak=tuple(
-                    _literals(leaf, number, event.source)
+                    _literals(leaf, number, event.call.source)
                     for leaf, number in zip(leaves, known, strict=True)
                 ),
                 weak_steps=weak_steps,
-                lines=(event.source,),
-                reduce=reductions(key, event.reduce),
-                tags=event.tags,
+                lines=(event.call.source,),
+                reduce=reductions(key, event.call.reduce),
+                tags=event.call.tags,
             ),
         )
         for key, tree, leaves, known in zip(
-            event.keys, event.trees, parts.values, numbers, strict=True
+            event.call.keys, event.call.trees, parts.values, numbers, strict=True
         )
     )
 
@@ -174,15 +174,10 @@ def _literals(x: Any, number: Any, source: Source) -> Literals:
 def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
     """Some of the rows of an event, each of one row, as an event again."""
     first = next(iter(record.values()))
-    event = dataclasses.replace(
-        like,
-        keys=tuple(record),
-        trees=tuple(rows.tree for rows in record.values()),
-        lanes=first.lanes,
-        masked=first.mask is not None,
-        anchors=0,
-        numbers=(),
-    )
+    trees = tuple(rows.tree for rows in record.values())
+    event = like.with_call(keys=tuple(record), trees=trees, numbers=())
+    masked = first.mask is not None
+    event = event.with_layout(lanes=first.lanes, masked=masked, anchors=0)
     values = [list(rows.leaves) for rows in record.values()]
     operands = Operands(values, list(first.steps.values()), first.mask, None, [])
     return event, operands.flat()

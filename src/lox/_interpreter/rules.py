@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from lox._errors import UnboundedLoopError, UnsupportedPrimitiveError
 from lox._jax import array_types, hijax, jaxprs, primitives, tracing
 
+from .handlers import NO_STATE, State
+from .rotation import condition_inputs, rotated
 from .rows import Record, Rows, join, of_any, outline, unify
-from .walk import State, Walk, rule
-
-Result = tuple[list[Any], Record, State]
+from .rule_table import Result, rule
+from .walk import Walk, as_array
 
 
 @rule("jit", "pjit")
@@ -84,71 +85,63 @@ def _map(record: Record, change: Callable[[Rows], Rows]) -> Record:
 
 @rule("while")
 def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """A condition that logs is evaluated before the loop and at the end of its body."""
-    if walk.collector.types_only:
+    """The state is a carry; rows cannot leave a loop of unknown length."""
+    if walk.types_only:
         return tracing.bind(eqn, args), _rows_of_while(walk, eqn), state
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    if walk.wants_in(cond):
+        return _rotated_while(walk, eqn, args, state)
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
-    record = Record()
-    rotated = walk.wants_in(cond)
-    if rotated:
-        inputs = [*consts[:cond_consts], *carry]
-        (go,), record, state = walk(cond, inputs, state)
-        first: list[Any] = [_strong(go)]
-    else:
-        first = []
     leaves, state_tree = jax.tree.flatten(state)
+    front = len(leaves)
     # After a `vmap`, a predicate may have lanes. JAX then selects between the old and
     # the new value of every carry, which would copy a whole buffer at each iteration.
-    # The state needs no such thing: events of lanes that have ended are masked. So the
+    # The state does not need this: events of lanes that have ended are masked. So the
     # selection is written out here, for the other carries.
     batched = bool(leaves) and bool(cond.out_avals[0].shape)
-    front = len(first) + len(leaves)
 
     def new_body(*args: Any) -> Any:
         inner, args = args[: len(consts)], args[len(consts) :]
-        state = state_tree.unflatten(args[len(first) : front])
-        inputs = [*inner[:cond_consts], *args[front:]]
-        running = args[0] if rotated else None
-        if batched and not rotated:
-            (running,) = jaxprs.evaluate(cond, inputs)
-        outs, record, state = walk(body, [*inner[cond_consts:], *args[front:]], state)
-        records = [record]
-        go: list[Any] = []
-        if rotated:
-            inputs = [*inner[:cond_consts], *outs]
-            go, record, state = walk(cond, inputs, state)
-            records.append(record)
-        if any(records):
-            raise UnboundedLoopError(_unbounded(records))
+        state, old = state_tree.unflatten(args[:front]), args[front:]
+        outs, record, state = walk(body, [*inner[cond_consts:], *old], state)
+        if record:
+            raise UnboundedLoopError(_unbounded(record))
         if batched:
-            outs = [
-                _where(running, *pair) for pair in zip(outs, args[front:], strict=True)
-            ]
-            go = [running & again for again in go]
-        return [*map(_strong, go), *jax.tree.leaves(state), *outs]
+            (running,) = jaxprs.evaluate(cond, [*inner[:cond_consts], *old])
+            outs = [_where(running, *pair) for pair in zip(outs, old, strict=True)]
+        return [*jax.tree.leaves(state), *outs]
 
     def new_cond(*args: Any) -> Any:
         inputs = [*args[:cond_consts], *args[cond_consts + front :]]
-        (go,) = args[:1] if rotated else jaxprs.evaluate(cond, inputs)
+        (go,) = jaxprs.evaluate(cond, inputs)
         return jnp.any(go) if batched else go
 
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
-    avals = [*map(jax.typeof, [*first, *leaves]), *body.in_avals[body_consts:]]
-    used = [] if rotated else const_avals[:cond_consts]
+    avals = [*map(jax.typeof, leaves), *body.in_avals[body_consts:]]
     body_jaxpr, _, _ = jaxprs.trace(new_body, [*const_avals, *avals], body)
-    cond_jaxpr, _, _ = jaxprs.trace(new_cond, [*used, *avals], cond)
+    cond_avals = [*const_avals[:cond_consts], *avals]
+    cond_jaxpr, _, _ = jaxprs.trace(new_cond, cond_avals, cond)
     outs = tracing.bind(
         eqn,
-        [*consts[: len(used)], *consts, *first, *leaves, *carry],
+        [*consts[:cond_consts], *consts, *leaves, *carry],
         cond_jaxpr=cond_jaxpr,
         body_jaxpr=body_jaxpr,
-        cond_nconsts=len(used),
         body_nconsts=len(consts),
     )
-    state = state_tree.unflatten(outs[len(first) : front])
-    return outs[front:], record, state
+    return outs[front:], Record(), state_tree.unflatten(outs[:front])
+
+
+def _rotated_while(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    """The same for a condition that logs, which a rotated loop has in its body."""
+    params = eqn.params
+    inputs = condition_inputs(args, params)
+    (go,), record, state = walk(params["cond_jaxpr"], inputs, state)
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    args = [*args[:consts], as_array(go), *args[consts:]]
+    loop = eqn.replace(params=rotated(params))
+    outs, _, state = _while_rule(walk, loop, args, state)
+    return outs[1:], record, state
 
 
 def _where(condition: Any, x: Any, y: Any) -> Any:
@@ -157,13 +150,10 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
     return jnp.where(jnp.reshape(condition, condition.shape + inner), x, y)
 
 
-def _strong(x: Any) -> Any:
-    return jax.lax.convert_element_type(x, jnp.result_type(x))
-
-
-def _unbounded(records: Sequence[Record]) -> str:
-    places = {key: rows.source for record in records for key, rows in record.items()}
-    keys = ", ".join(f"{key!r} (logged at {at})" for key, at in places.items())
+def _unbounded(record: Record) -> str:
+    keys = ", ".join(
+        f"{key!r} (logged at {rows.source})" for key, rows in record.items()
+    )
     return (
         f"cannot stack {keys}: the `while_loop` around it has no static length. Give "
         "`lox.spool` (or `logify.logify`) a `capacity=`, the most rows to keep; reduce "
@@ -176,7 +166,7 @@ def _rows_of_while(walk: Walk, eqn: Any) -> Record:
     records = []
     lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
     for name in ("cond_jaxpr", "body_jaxpr"):
-        new, tree = walk.rebuilt(eqn.params[name], ())
+        new, tree = walk.rebuilt(eqn.params[name], NO_STATE)
         record = _map(tree.unflatten(new.out_avals)[1], _stand_in)
         for key, rows in record.items():
             if rows.devices and lanes:
@@ -246,11 +236,11 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
-    keyed = walk.collector.keyed(state)
-    state_specs = [spec(order) if own else spec() for own in keyed]
+    per_lane = state.per_lane_leaves()
+    state_specs = [spec(order) if own else spec() for own in per_lane]
 
     def body(leaves: list[Any], args: list[Any]) -> Any:
-        pairs = zip(leaves, keyed, strict=True)
+        pairs = zip(leaves, per_lane, strict=True)
         leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
         outs, record, new = walk(old, args, state_tree.unflatten(leaves))
         record = _map(
@@ -261,7 +251,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
                 devices=True,
             ),
         )
-        pairs = zip(jax.tree.leaves(new), keyed, strict=True)
+        pairs = zip(jax.tree.leaves(new), per_lane, strict=True)
         after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
         return outs, record, after
 

@@ -5,7 +5,6 @@ Then its events can stand for the function's. To be sure, every value is numbere
 operation and the numbers of its operands: two values with one number are equal.
 """
 
-import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._jax import jaxprs, partial_eval, primitives
 
-from .walk import events_inside, events_of, without_events
+from .contents import events_inside, events_of
+from .walk import without_events
 
 # what is as good as the equations inside
 _INLINED = {
@@ -47,7 +47,7 @@ def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool
 
     def chosen(closed: Any) -> set[Event]:
         events = filter(wants, events_of(closed))
-        return {_free(event) for event in events if event.keys}
+        return {_free(event) for event in events if event.call.keys}
 
     if chosen(first) != chosen(second):
         return False
@@ -62,7 +62,7 @@ def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool
 
 def _free(event: Event) -> Event:
     """An event without what JAX's loops need of it (see `patches`)."""
-    return dataclasses.replace(event, anchors=0, site=0)
+    return event.with_layout(anchors=0, site=0)
 
 
 class _Numbers:
@@ -100,8 +100,10 @@ class _Numbers:
             outs: Sequence[Any] = []
             if eqn.primitive is log_p:
                 event = eqn.params["event"]
-                if event.keys:
-                    events.append((_free(event), ins[: len(ins) - event.anchors]))
+                if event.call.keys:
+                    events.append(
+                        (_free(event), ins[: len(ins) - event.layout.anchors])
+                    )
             elif called is not None:
                 inner, consts = jaxprs.constants_to_inputs(called)
                 outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)

@@ -1,6 +1,5 @@
 """What every transformation does alike with the events it may take."""
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +10,8 @@ from lox._events.primitive import log_p
 from lox._events.selection import Selection
 from lox._source import Source
 
+from .handlers import Collector, Handler, Rewriter, State
 from .rows import Record
-from .walk import Collector, State
 
 
 class Taker(Collector):
@@ -21,8 +20,6 @@ class Taker(Collector):
     Subclasses say what becomes of a selected event.
     """
 
-    takes = True
-
     def __init__(self, selection: Selection, keep_logs: bool, outermost: bool) -> None:
         self._selection = selection
         self._keep = keep_logs
@@ -30,17 +27,19 @@ class Taker(Collector):
         self._outermost = outermost
 
     def wants(self, event: Event) -> bool:
-        if event.sink is not None:
+        if event.route.sink is not None:
             return False
-        if not event.keys:  # it held others in a loop, which they are about to leave
+        if (
+            not event.call.keys
+        ):  # it held others in a loop, which they are about to leave
             return True
-        if event.api != self._selection.api:
+        if event.call.api != self._selection.api:
             return False
-        return not event.quiet or self._outermost or self._selects(event)
+        return not event.route.quiet or self._outermost or self._selects(event)
 
     def _selects(self, event: Event) -> bool:
         takes = self._selection
-        return takes.takes_event(event) and any(map(takes.takes_key, event.keys))
+        return takes.takes_event(event) and any(map(takes.takes_key, event.call.keys))
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
@@ -56,16 +55,16 @@ class Taker(Collector):
     def taken_keys(self, event: Event) -> set[str]:
         if not self._selection.takes_event(event):
             return set()
-        return set(filter(self._selection.takes_key, event.keys))
+        return set(filter(self._selection.takes_key, event.call.keys))
 
     def leave(self, event: Event, operands: Sequence[Any], taken: set[str]) -> None:
         """Leaves what was not taken for whoever is outside."""
-        left = set(event.keys) if self._keep else set(event.keys) - taken
+        left = set(event.call.keys) if self._keep else set(event.call.keys) - taken
         if left and not self._outermost:
             part, values = event.only(left.__contains__, operands)
-            log_p.bind(*values, event=dataclasses.replace(part, quiet=True))
+            log_p.bind(*values, event=part.with_route(quiet=True))
 
-    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Collector:
+    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         return _NotTaken(self, lines, warns=not self._keep)
 
     def take(
@@ -74,33 +73,28 @@ class Taker(Collector):
         raise NotImplementedError
 
 
-class _NotTaken(Collector):
+class _NotTaken(Rewriter):
     """For derivative rules: removes what a transformation would take elsewhere.
 
     Inside a derivative, a transformation gives what the function itself logs. Of what
     its rules alone log, a warning tells.
     """
 
-    gives_rows = False
-
     def __init__(self, taker: Taker, lines: frozenset[Any], warns: bool) -> None:
         self._taker = taker
         self._known = {key for _, key in lines}
         self._warns = warns
-        self.key = (self,)
+        self.memo_key = (self,)
 
     def wants(self, event: Event) -> bool:
         return self._taker.wants(event)
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         taken = self._taker.taken_keys(event)
         self._taker.leave(event, operands, taken)
-        missed = [key for key in event.keys if key in taken - self._known]
+        missed = [key for key in event.call.keys if key in taken - self._known]
         if missed and self._warns:
-            _warn_of_rule(missed, event.source)
-        return Record(), state
+            _warn_of_rule(missed, event.call.source)
 
 
 _warned: dict[Any, Any] = {}  # as Python keeps it: once for each line

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.rows import Record, Rows
-from lox._interpreter.walk import events_inside, events_of
 from lox._logs.grouping import group_keys
 
 from .stages import State
@@ -57,7 +57,7 @@ class Streams:
         """
         sites: dict[str, set[Event]] = {key: set() for key in plans}
         for event in filter(selection.takes_event, events_of(closed)):
-            for key in event.keys:
+            for key in event.call.keys:
                 if key in sites:
                     sites[key].add(event)
         groups = group_keys(plans, lambda key: (frozenset(sites[key]), plans[key]))
@@ -103,7 +103,7 @@ class Streams:
         if not state:
             return state
         chosen = filter(self._selection.takes_event, events_inside(eqn))
-        keys = {key for event in chosen for key in event.keys}
+        keys = {key for event in chosen for key in event.call.keys}
         numbers = {self._of_key[key] for key in keys if key in self}
         return {number: one for number, one in state.items() if number in numbers}
 

@@ -1,9 +1,9 @@
 """The arguments of a transformed function: which are traced, and which are static.
 
-As in `jax.jit`, arrays and numbers are traced by an eager call. Everything else is
-static: strings, functions, `None`, Python bools, and objects that are not pytrees.
-So are numbers in Equinox modules, as in `eqx.filter_jit`. Inside another trace, Python
-numbers are static as well: without lox, the function would see them as they are, too.
+An eager call traces arrays and numbers, as `jax.jit` does. Everything else is static:
+strings, functions, `None`, Python bools, objects that are not pytrees, and, as in
+`eqx.filter_jit`, numbers in Equinox modules. Inside another trace, Python numbers are
+static too, because the function would see them unchanged without lox.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import enum
 import inspect
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,13 +29,13 @@ def _is_traced(kind: type, numbers: bool) -> bool:
         return False
     if issubclass(kind, (*_NUMBERS, np.generic)):
         return numbers
-    # tracers are instances of `jax.Array`, but no subclass of it before JAX 0.10
+    # before JAX 0.10, tracers are instances of `jax.Array`, but not of a subclass
     arrays = (jax.Array, jax.core.Tracer, np.ndarray)
     return issubclass(kind, arrays) or hasattr(kind, "__jax_array__")
 
 
 class _Types(dict[type, bool]):
-    """Which types of leaves are traced, each found out once."""
+    """Whether leaves of a type are traced, computed once per type."""
 
     def __init__(self, numbers: bool) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ _traced_types = {numbers: _Types(numbers) for numbers in (True, False)}
 
 
 def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> bool:
-    """Whether no argument has a static leaf.
+    """Whether all leaves of the arguments are traced.
 
     Args:
-        args: the arguments.
-        kwargs: those with names.
-        numbers: whether Python's and NumPy's numbers are traced.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        numbers: whether Python and NumPy scalars are traced.
     """
     traced = _traced_types[numbers]
     if not kwargs and all(map(traced.get, map(type, args))):
@@ -66,17 +66,20 @@ def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> 
 
 # --- static arguments by position and name -----------------------------------
 
+Argnums = int | Sequence[int] | None
+Argnames = str | Iterable[str] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """Which arguments are static, as in `jax.jit`."""
+    """The positions and names of static arguments, as in `jax.jit`."""
 
     argnums: tuple[int, ...] = ()
     argnames: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fun: Any, argnums: Any, argnames: Any) -> "Static":
-        """Both ways to name an argument, each made whole by the other, as JAX does."""
+        """Completes positions by names and names by positions, as `jax.jit` does."""
         nums, names = _tuple(argnums), _tuple(argnames)
         if not nums and not names:
             return NO_STATIC
@@ -95,7 +98,7 @@ class Static:
         return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
 
     def after(self, count: int) -> "Static":
-        """The same for a function with so many more arguments in front."""
+        """The same for a function with `count` more arguments in front."""
         return Static(tuple(i + count for i in self.argnums), self.argnames)
 
     def __bool__(self) -> bool:
@@ -104,7 +107,7 @@ class Static:
     def hide(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with each static one as a single leaf that is not an array."""
+        """Replaces each static argument by a single leaf that is not an array."""
         if not self:
             return args, kwargs
         return (
@@ -129,13 +132,13 @@ NO_STATIC = Static()
 
 @dataclasses.dataclass(frozen=True)
 class _Hidden:
-    """A static argument, compared by its value as `jax.jit` does."""
+    """A static value as a leaf, compared by value as in `jax.jit`."""
 
     value: Any
 
 
 def revealed(leaf: Any) -> Any:
-    """A leaf of arguments that were hidden, as the function is to see it."""
+    """The value of a leaf that may be hidden."""
     return leaf.value if type(leaf) is _Hidden else leaf
 
 
@@ -146,10 +149,10 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 
 def hide_settings(tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False) -> Any:
-    """`tree` with the numbers in Equinox modules as leaves that are not arrays.
+    """Hides the numbers in Equinox modules, so that they are not traced.
 
-    They are settings of the model, such as a rate of dropout, and no parameters. As
-    arrays they would be differentiated, and trained.
+    They are settings of the model, such as a dropout rate, not parameters. As arrays,
+    they would be differentiated and trained.
     """
     equinox = sys.modules.get("equinox")
     module = getattr(equinox, "Module", None)
@@ -179,7 +182,7 @@ _ARRAY = object()
 
 
 class StaticLeaves:
-    """The arguments without their arrays: hashable, so that `jit` can compare them."""
+    """The arguments without their arrays, as one hashable static argument of `jit`."""
 
     def __init__(self, tree: Any, leaves: Sequence[Any]) -> None:
         self._tree = tree
@@ -188,12 +191,12 @@ class StaticLeaves:
             if leaf.__hash__ is None:
                 raise LoxTypeError(
                     f"an argument holds {leaf!r} of type {type(leaf).__name__}, which "
-                    "is neither an array nor hashable. What is not an array is static, "
-                    "as in `jax.jit`, and must be hashable: pass a tuple or a "
-                    "frozenset."
+                    "is neither an array nor hashable. Arguments that are not arrays "
+                    "are static, as in `jax.jit`, and must be hashable: pass a tuple "
+                    "or a frozenset."
                 )
         self._hash = hash((tree, *leaves))
-        # an object that is compared by identity may have changed since
+        # objects that are compared by identity may change between calls
         self._snapshots = [_snapshot(leaf) for leaf in leaves]
 
     def fill(self, arrays: Sequence[Any]) -> Any:
@@ -217,7 +220,7 @@ class StaticLeaves:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool
 ) -> tuple[StaticLeaves, list[Any]]:
-    """The arguments as what is static of them, and the arrays."""
+    """Splits the arguments into static leaves and arrays."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     traced = _traced_types[numbers]
     arrays = [leaf for leaf in leaves if traced[type(leaf)]]
@@ -237,7 +240,7 @@ def _same(x: Any, y: Any) -> bool:
 
 # --- objects that may change -------------------------------------------------
 
-_DEPTH = 4  # how far an object's attributes are followed
+_DEPTH = 4  # how deep attributes of attributes are compared
 
 
 def is_plain_object(x: Any) -> bool:
@@ -249,7 +252,7 @@ def is_plain_object(x: Any) -> bool:
 
 
 def _snapshot(x: Any, depth: int = _DEPTH) -> Any:
-    """What an object holds; None of what cannot change, or is compared by value."""
+    """The contents of an object; None if it is compared by value or cannot change."""
     if depth == 0:
         return None
     if isinstance(x, dict):
@@ -282,7 +285,7 @@ def _same_item(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
 
 
 def traced_attribute(x: Any) -> str | None:
-    """The name of an attribute of an object that is a traced value."""
+    """The name of an attribute of `x` that is a tracer, if there is one."""
     if not is_plain_object(x):
         return None
     for name, value in vars(x).items():

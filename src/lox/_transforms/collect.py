@@ -1,15 +1,15 @@
-"""From a program to its rows: what `lox.spool` and `logify.logify` share."""
+"""Collects the rows of a program: shared by `lox.spool` and `logify.logify`."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from lox._events.event import Event
+from lox._interpreter.contents import events_of
+from lox._interpreter.handlers import Collector, State
 from lox._interpreter.inference import survey, survey_equation
 from lox._interpreter.rows import Record, Reductions, rows_of
 from lox._interpreter.taker import Taker
-from lox._interpreter.walk import Collector, Walk, events_of
+from lox._interpreter.walk import Walk
 from lox._streams.program import Streams, StreamStates
 from lox._streams.stream import Plan
 
@@ -19,25 +19,31 @@ from .options import Options
 def collect(
     closed: Any, args: Sequence[Any], options: Options, outermost: bool
 ) -> tuple[list[Any], Record, dict[str, Any]]:
-    """Evaluates a program.
+    """Evaluates a program and collects its rows.
+
+    Args:
+        closed: the program.
+        args: its arguments.
+        options: which events to collect, and how.
+        outermost: whether the call is inside no other transformation.
 
     Returns:
-        Its results, its rows, and, for the keys with a capacity, how many rows there
-        was no room for.
+        The results of the program, its rows, and the number of dropped rows per key
+        with a capacity.
     """
     types, streams = Record(), Streams({}, options.selection)
     chosen = filter(options.selection.takes_event, events_of(closed))
-    if not options.every_row or any(event.reduce is not None for event in chosen):
+    if not options.every_row or any(event.call.reduce is not None for event in chosen):
         types = survey(closed, options.selection, options.reduction)
         options.check_window(types, "lox.spool")
         streams = _streams(types, closed, options)
     spooler = _Spooler(options, outermost, streams)
-    outs, record, state = Walk(spooler)(closed, args, streams.initial())
-    return outs, *_joined(record, types, streams, state)
+    outs, record, state = Walk(spooler)(closed, args, State(streams.initial()))
+    return outs, *_joined(record, types, streams, state.streams)
 
 
 class _Spooler(Taker):
-    """Gives each event back as a row, or puts it into its stream."""
+    """Returns each event as a row, or puts it into its stream."""
 
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
@@ -46,43 +52,39 @@ class _Spooler(Taker):
         self._streams = streams
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: StreamStates
-    ) -> tuple[Record, StreamStates]:
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
         record = rows_of(event, operands, self._reductions)
-        return self._streams.update(state, record)
+        record, streams = self._streams.update(state.streams, record)
+        return record, state.with_streams(streams)
 
-    def keyed(self, state: StreamStates) -> list[bool]:
-        return [True] * len(jax.tree.leaves(state))
-
-    def part(self, state: StreamStates, eqn: Any) -> StreamStates:
-        return self._streams.part(state, eqn)
-
-    def whole(self, state: StreamStates, part: StreamStates) -> StreamStates:
-        return {**state, **part}
+    def part(self, state: State, eqn: Any) -> State:
+        return state.with_streams(self._streams.part(state.streams, eqn))
 
     def rows_only(self, walk: Walk, eqn: Any) -> Collector:
         types = survey_equation(walk, eqn, self._selection, self._reductions)
         unbounded = [key for key, rows in types.items() if rows.unbounded]
         return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 
-    def absorb(
-        self, record: Record, state: StreamStates
-    ) -> tuple[Record, StreamStates]:
-        return self._streams.update_all(state, record)
+    def absorb(self, record: Record, state: State) -> tuple[Record, State]:
+        record, streams = self._streams.update_all(state.streams, record)
+        return record, state.with_streams(streams)
 
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:
     """Streams for the keys of which not every row is kept.
 
-    A key that has no bound and no room stays without: its loop will say so.
+    A key in a loop without a static length gets none if there is no capacity: the rule
+    of its loop raises an error.
     """
     interval = options.interval or 1
     plans: dict[str, Plan] = {}
     for key, rows in types.items():
         reduction = rows.reduction
-        thinned = bool(options.interval) and (rows.stacked or rows.unbounded)
-        happens = rows.length or rows.unbounded
-        if not happens or not (reduction or thinned or rows.unbounded):
+        multi_row = rows.stacked or rows.unbounded
+        logged = rows.length or rows.unbounded
+        needed = reduction or rows.unbounded or (options.interval and multi_row)
+        if not logged or not needed:
             continue
         window = options.window if reduction else None
         size = None
@@ -100,7 +102,7 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
 def _joined(
     record: Record, types: Record, streams: Streams, state: StreamStates
 ) -> tuple[Record, dict[str, Any]]:
-    """The rows of the program and of its streams, in the order in which keys came."""
+    """The rows of the program and of its streams, in the order of their first event."""
     dropped: dict[str, Any] = {}
     found = dict(record)
     for name, stream in streams.items():
@@ -113,7 +115,7 @@ def _joined(
         rows = found[key]
         if rows.reduce is not None and key not in streams:
             if not rows.length and rows.reduction:
-                continue  # of nothing, there is nothing to tell
+                continue  # a reduction of no rows
             rows = rows.with_time()
         joined[key] = rows
     return joined, dropped

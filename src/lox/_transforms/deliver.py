@@ -1,17 +1,18 @@
-"""From a program to callbacks: what `lox.tap` and the loggers share."""
+"""Delivers the events of a program to the host: shared by `lox.tap` and loggers."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lox._errors import UnsupportedPrimitiveError
-from lox._events.event import Event, Operands
+from lox._events.event import Call, Event, Layout, Operands
 from lox._events.primitive import log_p
 from lox._host import signals
-from lox._host.callbacks import CallbackSink, callback_errors
+from lox._host.callbacks import HostSink
+from lox._host.errors import callback_errors
+from lox._interpreter.handlers import Handler, State
 from lox._interpreter.inference import repeated, survey
 from lox._interpreter.rows import (
     Record,
@@ -27,19 +28,13 @@ from lox._logs.key import all_tags
 from lox._reduce.protocol import AnyReduction
 from lox._reduce.reductions import Checked
 from lox._source import Source
-from lox._streams.program import Streams, StreamStates
-from lox._streams.stages import State
+from lox._streams.program import Streams
+from lox._streams.stages import State as StreamState
 from lox._streams.stream import Plan, Stream
 
+from .compiled import Compiled
 from .options import Options
 from .run_keys import with_run
-
-
-class _TapState(NamedTuple):
-    """The states of the streams, and the words of the run that events belong to."""
-
-    streams: StreamStates
-    run: Any  # None if they belong to none
 
 
 def deliver(
@@ -47,34 +42,40 @@ def deliver(
     args: Sequence[Any],
     options: Options,
     outermost: bool,
-    sink: CallbackSink,
+    sink: HostSink,
     run: Any = None,
 ) -> list[Any]:
-    """Evaluates a program, and gives its results; its events go to the sink.
+    """Evaluates a program and delivers its events to a sink.
 
     Args:
         closed: the program.
         args: its arguments.
-        options: which events go, and how.
-        outermost: whether no other transformation is around this one.
-        sink: where they go.
-        run: the words of the key of the run that they belong to, if any.
+        options: which events to deliver, and how.
+        outermost: whether the call is inside no other transformation.
+        sink: the destination of the events.
+        run: the key data of the run that the events belong to, if any.
+
+    Returns:
+        The results of the program.
     """
     streams = Streams({}, options.selection)
     if not options.every_row:
         types = survey(closed, options.selection, _reductions(options))
         options.check_window(types, "lox.tap")
         streams = _streams(types, closed, options)
-    several = repeated(closed, options.selection)
-    tapper = _Tapper(options, outermost, streams, sink, run is not None, several)
-    state = _TapState(streams.initial(), run)
+    multi_row = repeated(closed, options.selection)
+    tapper = _Tapper(options, outermost, streams, sink, run is not None, multi_row)
+    state = State(streams.initial(), run)
     outs, _, state = Walk(tapper)(closed, args, state)
     tapper.flush(state)
     return outs
 
 
 def _reductions(options: Options) -> Reductions:
-    """What a `lox.log` asks for counts only in windows: a callback gets every event."""
+    """The reduction per key; that of `lox.log` applies only to windows.
+
+    Without a window, a callback gets every event.
+    """
 
     def reduction(key: str, at_call: Checked) -> AnyReduction | None:
         return options.reduction(key, at_call if options.window else None)
@@ -83,94 +84,80 @@ def _reductions(options: Options) -> Reductions:
 
 
 class _Tapper(Taker):
-    """Gives each event the sink that delivers it, or puts it into its stream.
+    """Delivers each event to the sink, or puts it into its stream.
 
-    There is no state in the derivative and batching rules of custom functions.
+    Inside the derivative and batching rules of custom functions, there is no state.
     """
-
-    gives_rows = False
 
     def __init__(
         self,
         options: Options,
         outermost: bool,
         streams: Streams,
-        sink: CallbackSink,
+        sink: HostSink,
         has_run: bool,
-        several: frozenset[str],
+        multi_row: frozenset[str],
     ) -> None:
         super().__init__(options.selection, options.keep_logs, outermost)
         self._reductions = _reductions(options)
         self._streams = streams
         self._sink = sink
         self._has_run = has_run
-        self._several = several
+        self._multi_row = multi_row
         self._ordered = options.ordered
         self._prefix = options.prefix
 
     def take(
-        self, event: Event, operands: Sequence[Any], state: _TapState | None
-    ) -> tuple[Record, _TapState | None]:
+        self, event: Event, operands: Sequence[Any], state: State
+    ) -> tuple[Record, State]:
         run = self._run_of(event, state)
         if not self._streams:
             self._deliver(event, operands, run)
             return Record(), state
 
-        def emit(stream: Stream, rows: Record, new: State, due: Any) -> None:
+        def emit(stream: Stream, rows: Record, new: StreamState, due: Any) -> None:
             if stream.emits_late:
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
-                self._deliver_batch(stream, new, due, lanes, event.source, run)
+                self._deliver_batch(stream, new, due, lanes, event.call.source, run)
             else:
-                if stream.per_lane:  # each lane has its own turn
+                if stream.per_lane:  # lanes may be due at different events
                     rows = masked(rows, due)
                 part, values = event_of(rows, event)
                 self._deliver_if(due, values, lambda values: (part, values), run)
 
         record = rows_of(event, operands, self._reductions)
         left = record
-        if state:
+        if state.streams:
             left, new = self._streams.update(state.streams, record, emit)
-            state = state._replace(streams=new)
+            state = state.with_streams(new)
         if left:
             self._streams.check_optional(left)
             self._deliver(*event_of(left, event), run)
         return Record(), state
 
-    def keyed(self, state: _TapState | None) -> list[bool]:
-        if not state:
-            return []
-        streams, run = map(jax.tree.leaves, state)
-        return [True] * len(streams) + [False] * len(run)
+    def part(self, state: State, eqn: Any) -> State:
+        return state.with_streams(self._streams.part(state.streams, eqn))
 
-    def part(self, state: _TapState | None, eqn: Any) -> _TapState | None:
-        if not state:
-            return state
-        return state._replace(streams=self._streams.part(state.streams, eqn))
+    def without_rows(self) -> Handler:
+        return self  # it gives none
 
-    def whole(
-        self, state: _TapState | None, part: _TapState | None
-    ) -> _TapState | None:
-        if not state or not part:
-            return part
-        return state._replace(streams={**state.streams, **part.streams})
-
-    def _run_of(self, event: Event, state: _TapState | None) -> Any:
-        if state is None and self._has_run:
+    def _run_of(self, event: Event, state: State) -> Any:
+        if state.run is None and self._has_run:
             raise UnsupportedPrimitiveError(
-                f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in "
-                "the derivative or batching rule of a custom function, where nobody "
-                "knows which run it belongs to. Log it in the function itself."
+                f"{event.call.description}, is in the derivative or batching rule of a "
+                "custom function, where its run is not known. Log it in the function "
+                "itself."
             )
-        return state.run if state else None
+        return state.run
 
-    def flush(self, state: _TapState) -> None:
-        """Delivers what is left at the end."""
+    def flush(self, state: State) -> None:
+        """Delivers the remaining rows at the end of the program."""
         for name, stream in self._streams.items():
             if stream.holds:
                 left = state.streams[name]
-                if stream.per_lane:  # the callback gets whole values in any case
+                if stream.per_lane:  # the callback gets unsharded values
                     left = jax.tree.map(array_types.whole, left)
                 self._deliver_batch(
                     stream,
@@ -184,77 +171,99 @@ class _Tapper(Taker):
     def _deliver_batch(
         self,
         stream: Stream,
-        state: State,
+        state: StreamState,
         due: Any,
         lanes: int,
         source: Source,
         run: Any,
     ) -> None:
-        """Delivers the rows that are due; at the end (None), those that are left."""
+        """Delivers the rows of a stream.
+
+        Args:
+            stream: the stream.
+            state: its state.
+            due: whether its rows are complete; None at the end of the program, where
+                the remaining rows are delivered.
+            lanes: how many lane axes the rows have here.
+            source: the line that the event names.
+            run: the key data of the run.
+        """
         final = due is None
-        some = stream.left(state, lanes) if final else due
-        event = Event(
+        if final:
+            due = stream.left(state, lanes)
+        call = Call(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),
             steps=tuple(stream.first.steps),
             source=source,
             tags=all_tags(rows.tags for rows in stream.rows.values()),
-            lanes=lanes,
-            masked=stream.per_lane,
-            buffered=stream.buffers,
         )
+        layout = Layout(lanes, masked=stream.per_lane, buffered=stream.buffers)
+        event = Event(call, layout)
 
-        def opened(held: Any) -> tuple[Event, list[Any]]:
-            state, some = held
+        def make_event(inputs: Any) -> tuple[Event, list[Any]]:
+            state, due = inputs
             row, filled = stream.batch(state, lanes, final)
             operands = Operands(
                 values=[list(row.values[key]) for key in stream.rows],
                 steps=[row.steps[name] for name in stream.first.steps],
-                mask=some if stream.per_lane else None,
+                mask=due if stream.per_lane else None,
                 filled=filled,
                 anchors=[],
             )
             return event, operands.flat()
 
-        several = False if stream.emits_late else stream.has_windows or None
-        self._deliver_if(some, (state, some), opened, run, several)
+        multi_row = False if stream.emits_late else stream.has_windows or None
+        self._deliver_if(due, (state, due), make_event, run, multi_row)
 
     def _deliver_if(
         self,
-        some: Any,
-        held: Any,
-        opened: Callable[[Any], tuple[Event, Sequence[Any]]],
+        due: Any,
+        inputs: Any,
+        make_event: Callable[[Any], tuple[Event, Sequence[Any]]],
         run: Any,
-        several: bool | None = None,
+        multi_row: bool | None = None,
     ) -> None:
-        """Delivers, if there is any, the event that `opened` makes of `held`."""
-        fixed = jax.tree.map(jax.lax.stop_gradient, held)
+        """Delivers `make_event(inputs)`, if any lane is due."""
+        fixed = jax.tree.map(jax.lax.stop_gradient, inputs)
 
         def body(again: Any) -> Any:
-            self._deliver(*opened(fixed), run, several)
+            self._deliver(*make_event(fixed), run, multi_row)
             return jnp.zeros_like(again)
 
-        # on CPUs, a loop that runs once or never costs a fifth of a conditional
-        jax.lax.while_loop(lambda go: go, body, jnp.any(some))
+        # on CPUs, a loop of at most one iteration costs a fifth of a conditional
+        jax.lax.while_loop(lambda again: again, body, jnp.any(due))
 
     def _deliver(
         self,
         event: Event,
         operands: Sequence[Any],
         run: Any,
-        several: bool | None = None,
+        multi_row: bool | None = None,
     ) -> None:
-        """Delivers an event; `several` as in `Event`, if it is known for all keys."""
-        marks = tuple(
-            key in self._several if several is None else several for key in event.keys
-        )
+        """Delivers an event.
+
+        Args:
+            event: the event.
+            operands: its operands.
+            run: the key data of the run.
+            multi_row: whether the program may deliver more than one such row; None to
+                decide per key.
+        """
+        keys = event.call.keys
         if run is not None:
-            event, operands = with_run(event, operands, run)
-        # XLA crashes on order where only some axes of a mesh are manual
-        ordered = self._ordered and not array_types.partly_manual()
-        event = event.renamed(self._prefix)
-        event = dataclasses.replace(
-            event, sink=self._sink, ordered=ordered, several=marks, quiet=False
+            operands = with_run(event, operands, run)
+        if self._prefix:
+            event = event.with_call(keys=tuple(f"{self._prefix}{key}" for key in keys))
+        event = event.with_route(
+            sink=self._sink,
+            quiet=False,
+            # XLA crashes on ordered effects if only some axes of a mesh are manual
+            ordered=self._ordered and not array_types.partly_manual(),
+            multi_row=tuple(
+                key in self._multi_row if multi_row is None else multi_row
+                for key in keys
+            ),
         )
         log_p.bind(*operands, event=event)
 
@@ -275,33 +284,40 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
     return Streams.of(closed, types, plans, options.selection, emits=True)
 
 
-def finished(run: Any, args: Any, kwargs: Any) -> Any:
-    """Calls a program that delivers, and waits for the callbacks, which may raise."""
-    sink = run.sink
-    if sink.stopping:  # a call that was interrupted twice may have left its program
+def call_and_wait(program: Compiled, args: Any, kwargs: Any) -> Any:
+    """Calls a program that delivers events, and waits for its callbacks.
+
+    Returns:
+        The result of the program.
+
+    Raises:
+        Exception: what a callback raised.
+    """
+    sink = program.sink
+    if sink.stopping:  # a call that was interrupted twice may still be running
         host.wait_for_callbacks()
         sink.stopping = False
-    runs = False
+    started = False
     try:
-        out = run(*args, **kwargs)[0]
-        runs = True
-        jax.block_until_ready(out)  # which looks for signals, as tokens may not
+        out = program(*args, **kwargs)[0]
+        started = True
+        jax.block_until_ready(out)  # handles signals, unlike waiting for tokens
         host.wait_for_callbacks()
     except Exception:
-        callback_errors.raise_of(sink)  # in place of what XLA made of it
+        callback_errors.raise_of(sink)  # instead of XLA's error about it
         raise
     except BaseException:
-        if runs and not sink.unstoppable:
+        if started and not sink.unstoppable:
             _stop(sink)
         raise
     finally:
-        signals.hand_back()
+        signals.unwrap_handlers()
     callback_errors.raise_of(sink)
     return out
 
 
-def _stop(sink: CallbackSink) -> None:
-    """Ends a program that runs in a thread of XLA's, at its next event."""
+def _stop(sink: HostSink) -> None:
+    """Ends a program that runs in one of XLA's threads, at its next event."""
     sink.stopping = True
     host.wait_for_callbacks()
     sink.stopping = False

@@ -1,23 +1,18 @@
-"""`lox.nolog`: the same function without its logs."""
+"""`lox.nolog`: removes the logs of a function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
+from lox._interpreter.handlers import NO_STATE, Remover
 from lox._interpreter.patches.missing import events_are_removed
-from lox._interpreter.walk import Remover, Walk
+from lox._interpreter.walk import Walk
 from lox._jax import patches
 
-from .arguments import Static
+from .arguments import Argnames, Argnums, Static
+from .compiled import Form, Forms
 from .options import decorator
-from .transformed import (
-    INSIDE,
-    OUTERMOST,
-    Transformed,
-    check_callable,
-    compiled,
-    is_outermost,
-)
+from .transformed import Transformed, check_callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,27 +20,33 @@ T = TypeVar("T")
 
 @overload
 def nolog(
-    fun: Callable[P, T], *, static_argnums: Any = None, static_argnames: Any = None
+    fun: Callable[P, T],
+    *,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[P, T]: ...
 
 
 @overload
 def nolog(
-    fun: None = None, *, static_argnums: Any = None, static_argnames: Any = None
+    fun: None = None,
+    *,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
 def nolog(
-    fun: Any = None, *, static_argnums: Any = None, static_argnames: Any = None
+    fun: Any = None, *, static_argnums: Argnums = None, static_argnames: Argnames = None
 ) -> Any:
     """Removes every `lox.log` from `fun`.
 
-    What is compiled is the program without logs.
+    The compiled program is that of `fun` without logs.
 
     Args:
-        fun: the function; without one, a decorator with these options is returned.
-        static_argnums: which arguments are static, as in `jax.jit`.
-        static_argnames: the same, by name.
+        fun: the function; if omitted, a decorator with these options is returned.
+        static_argnums: the positions of static arguments, as in `jax.jit`.
+        static_argnames: the names of static arguments, as in `jax.jit`.
 
     Returns:
         A function with the arguments and the result of `fun`.
@@ -59,11 +60,7 @@ def nolog(
         return decorator(nolog, locals())
     check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
-    inner, outer = (
-        compiled(fun, "nolog", lambda: (_evaluate, None), form, static)
-        for form in (INSIDE, OUTERMOST)
-    )
-    return _Nolog(fun, (inner, outer), static)
+    return _Nolog(fun, Forms.of(fun, "nolog", _evaluate, static), static)
 
 
 class _Nolog(Transformed):
@@ -71,18 +68,16 @@ class _Nolog(Transformed):
     __doc__ = Transformed.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner, outer = self._forms
-        form = outer if is_outermost() else inner
-        if patches.missing():  # by events that are removed, they are not needed
+        if patches.missing():  # events that are removed need no patches
             with events_are_removed():
-                return form(*args, **kwargs)[0]
-        return form(*args, **kwargs)[0]
+                return self._call(*args, **kwargs)[0]
+        return self._call(*args, **kwargs)[0]
 
 
-def _evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-    outs, _, _ = Walk(Remover(_is_ours))(closed, args, ())
+def _evaluate(closed: Any, args: Sequence[Any], form: Form) -> tuple[list[Any], None]:
+    outs, _, _ = Walk(Remover(_is_lox))(closed, args, NO_STATE)
     return outs, None
 
 
-def _is_ours(event: Event) -> bool:
-    return event.api == "lox"
+def _is_lox(event: Event) -> bool:
+    return event.call.api == "lox"

@@ -1,4 +1,4 @@
-"""`Options`: what a transformation was asked for, checked."""
+"""`Options`: the checked options of a transformation."""
 
 import dataclasses
 import inspect
@@ -8,27 +8,29 @@ from typing import Any
 
 from lox._errors import LoxTypeError, LoxValueError, LoxWarning
 from lox._events.selection import Selection
+from lox._interpreter.contents import events_of
 from lox._interpreter.rows import Record
-from lox._interpreter.walk import events_of
 from lox._reduce import reductions
 from lox._reduce.protocol import AnyReduction
 from lox._source import user_line
 
+Names = str | Iterable[str] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Which events a transformation takes, and what becomes of them.
+    """Which events a transformation selects, and what it does with them.
 
-    Every transformation has some of these options, as `lox.spool` and `lox.tap` explain
-    them; the others have their defaults. They are checked when they are given, under
-    the name of the transformation. Compiled programs are kept by them.
+    Every transformation has some of these options, which `lox.spool` and `lox.tap`
+    document; the others have their defaults. They are checked here; errors name the
+    transformation. Compiled programs are cached by them.
     """
 
     name: dataclasses.InitVar[str]
     selection: Selection
     keep_logs: bool = False
     interval: int | None = None
-    reduce: Any = None  # as users give it; from then on, as `reductions.check` does
+    reduce: Any = None  # as users give it; replaced by `reductions.check` of it
     prefix: str = ""
     window: int | None = None
     capacity: int | None = None
@@ -52,17 +54,17 @@ class Options:
             object.__setattr__(self, option, value)
 
     def reduction(self, key: str, at_call: reductions.Checked) -> AnyReduction | None:
-        """The reduction that a key gets, given what its `lox.log` asks for."""
+        """The reduction of a key, given that of its `lox.log` call."""
         return reductions.choose(self.reduce, key) or reductions.choose(at_call, key)
 
     @property
     def every_row(self) -> bool:
-        """Whether they ask for every row as it is."""
+        """Whether every row is kept unchanged, unless a `lox.log` call reduces it."""
         others = self.interval, self.window, self.capacity, self.buffer
         return not self.reduce and not any(others)
 
     def check_window(self, types: Record, name: str) -> None:
-        """Raises if there is a window, and no key that it could reduce."""
+        """Raises if there is a window, but no key has a reduction."""
         if self.window is None or any(rows.reduction for rows in types.values()):
             return
         keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
@@ -75,14 +77,14 @@ class Options:
             )
 
     def warn_unmatched(self, closed: Any, name: str) -> None:
-        """Warns of names that no event of the program has."""
+        """Warns about names that no event of the program has."""
         events = [
             event
             for event in events_of(closed)
-            if event.sink is None and event.api == self.selection.api
+            if event.route.sink is None and event.call.api == self.selection.api
         ]
-        keys = list(dict.fromkeys(key for event in events for key in event.keys))
-        tags = dict.fromkeys(tag for event in events for tag in event.tags)
+        keys = list(dict.fromkeys(key for event in events for key in event.call.keys))
+        tags = dict.fromkeys(tag for event in events for tag in event.call.tags)
         _warn(name, "argnames", self.selection.unmatched(keys), keys)
         _warn(name, "tags", self.selection.unmatched_tags(events), tags)
         _warn(name, "reduce", reductions.unmatched(self.reduce, keys), keys)
@@ -102,14 +104,14 @@ def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) 
 
 _MEANING = {
     "interval": "1 keeps every event, 10 every tenth",
-    "window": "10 gives one row for every ten events",
-    "capacity": "it is the most rows to keep",
-    "buffer": "it is how many rows the callback gets at a time",
+    "window": "10 gives one row per ten events",
+    "capacity": "it is the maximum number of rows to keep",
+    "buffer": "it is the number of rows that the callback gets at a time",
 }
 
 
 def _checked_number(number: Any, option: str, name: str) -> int | None:
-    """A whole number from 1 on, or None."""
+    """Checks that an option is None or an integer of at least 1."""
     if number is None:
         return None
     try:
@@ -126,38 +128,40 @@ def _checked_number(number: Any, option: str, name: str) -> int | None:
     return whole
 
 
-# --- as they are given -------------------------------------------------------
+# --- calls of transformations ------------------------------------------------
 
 
 def decorator(transformation: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """A transformation whose options are given before its function.
+    """A decorator that applies a transformation with these options.
 
     Args:
         transformation: the transformation.
-        given: its arguments by name, the function among them.
+        given: all of its arguments by name, including the function.
     """
     options = {k: v for k, v in given.items() if k not in ("fun", "others")}
     return lambda fun: transformation(fun, **options)
 
 
-_OPTIONS_OF_OTHERS = {
-    ("lox.spool", "buffer"): "`capacity=` is how many rows `lox.spool` keeps of a loop "
-    "without a static length; `buffer=` is an option of `lox.tap`",
-    ("lox.spool", "callback"): "`lox.tap` delivers to a callback",
-    (
-        "lox.spool",
-        "ordered",
-    ): "it is an option of `lox.tap`; spooled rows have an order",
-    ("lox.spool", "batched"): "it is an option of `lox.tap`",
-    ("lox.tap", "capacity"): "a callback gets every row; `buffer=` is how many it gets "
-    "at a time",
+# what to say about an option of another transformation
+_HINTS = {
+    "lox.spool": {
+        "buffer": "`capacity=` is the number of rows that `lox.spool` keeps of a loop "
+        "without a static length; `buffer=` is an option of `lox.tap`",
+        "callback": "`lox.tap` delivers to a callback",
+        "ordered": "it is an option of `lox.tap`; spooled rows are always in order",
+        "batched": "it is an option of `lox.tap`",
+    },
+    "lox.tap": {
+        "capacity": "a callback gets every row; `buffer=` is the number of rows it "
+        "gets at a time",
+    },
 }
 
 
 def refuse_unknown(name: str, others: Mapping[str, Any], transformation: Any) -> None:
-    """Raises if there are options that a transformation does not have."""
+    """Raises an error about options that a transformation does not have."""
     for option in others:
-        hint = _OPTIONS_OF_OTHERS.get((name, option))
+        hint = _HINTS[name].get(option)
         if hint is None:
             parameters = inspect.signature(transformation).parameters
             known = [f"`{one}`" for one in parameters if one not in ("fun", "others")]

@@ -1,81 +1,42 @@
-"""Runs inside a program: a run is told by its PRNG key, which goes with every event.
+"""The run of an event: the data of its PRNG key, as one more operand.
 
-The words of the key are one operand, a step whose name nobody else can give. On the
-host they become as many steps, since a step of a logdict is a number.
+The operand follows those of the event (see `Event`) and precedes the anchors. Only the
+sinks of loggers know about it; JAX batches it like all other operands.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from lox._errors import LoxValueError
 from lox._events.event import Event
-from lox._logs.access import metadata_of
-from lox._logs.logdict import logdict, make_logdict
-
-_WORD = "\0word"
 
 
-def with_run(
-    event: Event, operands: Sequence[Any], words: Any
-) -> tuple[Event, list[Any]]:
-    """An event that carries the words of its run's key.
+def with_run(event: Event, operands: Sequence[Any], run: Any) -> list[Any]:
+    """Adds the run to the operands of an event.
 
     Args:
         event: the event.
         operands: its operands.
-        words: of shape `(*lanes, words)`, for as many of the event's lanes, from the
-            outermost on, as are runs of their own.
+        run: the key data, of shape `(*lanes, words)`. The lanes are the outermost lanes
+            of the event, each of which is a separate run.
     """
-    parts = event.split(operands)
-    leaf = parts.values[0][0]
-    lanes = jnp.shape(leaf)[: event.lanes]
-    own = jnp.shape(words)[:-1]
+    end = len(operands) - event.layout.anchors
+    lanes = jnp.shape(operands[0])[: event.layout.lanes]
+    own = jnp.shape(run)[:-1]
     if own != lanes[: len(own)]:
         raise LoxValueError(
-            f"{event.keys[0]!r}, logged at {event.source}, has {lanes} lanes, and the "
-            f"logger's state is one of {own} runs. Make a run for each lane, by "
-            "`jax.vmap(logger.init)(keys)`, or one for all."
+            f"{event.call.keys[0]!r}, logged at {event.call.source}, has {lanes} "
+            f"lanes, but the state of the logger has {own} runs. Create one run per "
+            "lane with `jax.vmap(logger.init)(keys)`, or one run for all lanes."
         )
-    # the rows of a buffer share it, so that one for all of them is enough
-    shape = (*lanes, 1) if event.buffered else lanes
-    count = jnp.shape(words)[-1]
-    words = jnp.reshape(words, (*own, *[1] * (len(shape) - len(own)), count))
-    parts.steps.append(jnp.broadcast_to(words, (*shape, count)))
-    event = dataclasses.replace(event, steps=(*event.steps, f"{_WORD}{count}"))
-    return event, parts.flat()
+    words = jnp.shape(run)[-1]
+    run = jnp.reshape(run, (*own, *[1] * (len(lanes) - len(own)), words))
+    run = jnp.broadcast_to(run, (*lanes, words))
+    return [*operands[:end], run, *operands[end:]]
 
 
-def without_run(event: Event) -> Event:
-    """The event without the words of its run, which come after its steps."""
-    return dataclasses.replace(event, steps=event.steps[:-1])
-
-
-def with_words(
-    event: Event,
-) -> tuple[Event, Callable[[Sequence[Any]], list[Any]]]:
-    """The event whose steps the words of its run are, and how to get its operands."""
-    count = int(event.steps[-1].removeprefix(_WORD))
-    place = sum(tree.num_leaves for tree in event.trees) + len(event.steps) - 1
-    names = (f"{_WORD}{i}" for i in range(count))
-    apart = dataclasses.replace(event, steps=(*event.steps[:-1], *names))
-
-    def operands_of(operands: Sequence[Any]) -> list[Any]:
-        words = operands[place]
-        each = (words[..., i] for i in range(count))
-        return [*operands[:place], *each, *operands[place + 1 :]]
-
-    return apart, operands_of
-
-
-def take_run(logs: logdict) -> tuple[list[int], logdict]:
-    """The words of the run that logs on the host belong to, and the logs without."""
-    key, metadata = next(iter(logs)), metadata_of(logs)
-    by_name = metadata.steps.items()
-    words = [by_key[key] for name, by_key in by_name if name.startswith(_WORD)]
-    steps = {name: x for name, x in by_name if not name.startswith(_WORD)}
-    own = make_logdict(logs, metadata._replace(steps=steps))
-    return [int(np.ravel(word)[0]) for word in words], own
+def split_run(operands: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """The operands of an event on the host, where there are no anchors, and its run."""
+    return operands[:-1], operands[-1]

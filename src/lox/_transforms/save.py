@@ -1,44 +1,39 @@
-"""`lox.save`."""
+"""`lox.save`: saves logs to disk."""
 
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
-from lox._events.event import Event
-from lox._events.log import operand
-from lox._events.primitive import log_p
+from lox._events.payload import PAYLOAD, send_payload
 from lox._host.callbacks import CallbackSink
-from lox._jax import array_types
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
-from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
 from lox._store.runs import Path
 
-from .transformed import is_outermost
+from .compiled import is_outermost
 
 _MODES = {
-    "a": "append to a run that is there already",
+    "a": "append to an existing run",
     "w": "replace it",
-    "x": "refuse",
+    "x": "raise an error",
 }
 
 
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
-    """Saves logs to disk; inside `jax.jit` and `jax.vmap` too.
+    """Saves logs to disk, also inside `jax.jit` and `jax.vmap`.
 
     Args:
         logs: a `lox.logdict`, or a dict of values.
-        path: a run's directory; if there is a `key`, that of a store of runs.
-        mode: what to do if there is such a run already: `"a"` appends to it, `"w"`
-            replaces it, `"x"` refuses.
-        key: a key of `jax.random`, or a number, that names the run. Under `jax.vmap`,
-            each lane with its own key is a run of its own.
+        path: the directory of a run; with a `key`, that of a store of runs.
+        mode: what to do if the run exists already: `"a"` appends to it, `"w"` replaces
+            it, `"x"` raises an error.
+        key: a PRNG key or a number that names the run. Under `jax.vmap`, each lane with
+            its own key is a separate run.
 
     Example:
         >>> import tempfile
@@ -61,32 +56,22 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     if is_outermost():
         _save(pathlib.Path(path), mode, words, logs)
         return
-    leaves, tree = jax.tree.flatten((with_key_data(logs), words))
-    event = Event(
-        keys=("logs",),
-        trees=(tree,),
-        steps=(),
-        source=user_source(),
-        sink=_SaveSink(pathlib.Path(path), mode),
-        ordered=not array_types.partly_manual(),
-    )
-    call = f"`lox.save` at {event.source}"
-    operands = [operand(leaf, "a value", call) for leaf in leaves]
-    log_p.bind(*operands, event=event)
+    sink = _SaveSink(pathlib.Path(path), mode)
+    send_payload((with_key_data(logs), words), sink, "`lox.save`")
 
 
 class _SaveSink(CallbackSink):
-    """Saves what a program hands over, a lane at a time."""
+    """Saves the logs that a program passes to `lox.save`, one lane at a time."""
 
     def __init__(self, path: pathlib.Path, mode: str) -> None:
         super().__init__(self._write)
         self._to = path, mode
 
     def _write(self, payload: logdict) -> None:
-        logs, words = payload["logs"]
+        logs, words = payload[PAYLOAD]
         _save(*self._to, words, logs)
 
-    # the same program is compiled once, however often it is traced
+    # equal sinks, so that a program that is traced again is not compiled again
     def __eq__(self, other: object) -> bool:
         return type(other) is _SaveSink and other._to == self._to
 

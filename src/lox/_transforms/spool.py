@@ -1,30 +1,20 @@
-"""`lox.spool`: the logs beside the result."""
+"""`lox.spool`: returns the logs of a function along with its result."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
 from lox._interpreter.rows import to_logdict
 from lox._logs.logdict import logdict
 
-from .arguments import Static
+from .arguments import Argnames, Argnums, Static
 from .collect import collect
-from .options import Options, decorator, refuse_unknown
-from .transformed import (
-    INSIDE,
-    OUTERMOST,
-    Compiled,
-    Form,
-    Transformed,
-    check_callable,
-    compiled,
-    is_outermost,
-    remembered,
-)
+from .compiled import Form, Forms, cached_forms, is_outermost
+from .options import Names, Options, decorator, refuse_unknown
+from .transformed import Transformed, check_callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Names = str | Iterable[str] | None
 
 
 @overload
@@ -39,8 +29,8 @@ def spool(
     *,
     window: int | None = None,
     capacity: int | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[P, tuple[T, logdict]]: ...
 
 
@@ -56,8 +46,8 @@ def spool(
     *,
     window: int | None = None,
     capacity: int | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[[Callable[P, T]], Callable[P, tuple[T, logdict]]]: ...
 
 
@@ -72,34 +62,35 @@ def spool(
     *,
     window: int | None = None,
     capacity: int | None = None,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
     **others: Never,
 ) -> Any:
-    """Makes `fun` return its logs beside its result.
+    """Makes `fun` return its logs along with its result.
 
     A key that is logged once, outside any loop, keeps its own shape. Every other key is
-    stacked along a leading time axis, in the order in which a plain Python run of `fun`
-    would log. Under `jax.vmap`, `spool(vmap(f))` has the lanes after the time axis, and
-    `vmap(spool(f))` before it.
+    stacked along a leading time axis, in the order in which `fun` would log as plain
+    Python. With `spool(vmap(f))`, the lanes come after the time axis; with
+    `vmap(spool(f))`, before it.
 
     Args:
-        fun: the function; without one, a decorator with these options is returned.
-        argnames: which keys to take: a name or several, or shell-style patterns.
-        tags: take only events that have one of these tags.
-        keep_logs: also leave the events for a transformation outside this one.
-        interval: keep the events 0, k, 2k, … of each key, and no memory for the others.
-        reduce: reduce over time, while the program runs: one of `mean sum min max first
-            last count std var append` or a `lox.Reduction`, or a dict of these by key.
-            It wins over the `reduce` of `lox.log`.
-        prefix: put in front of every key.
-        window: give one reduced row for every so many events, and one for the rest,
-            instead of one for all.
-        capacity: how many rows to keep of a key that is logged in a loop without a
-            static length; if there are more, the first ones are kept, and a warning
-            says how many were dropped.
-        static_argnums: which arguments are static, as in `jax.jit`.
-        static_argnames: the same, by name.
+        fun: the function; if omitted, a decorator with these options is returned.
+        argnames: the keys to collect: names or shell-style patterns. By default, all.
+        tags: collect only events that have at least one of these tags.
+        keep_logs: leave the events for an outer transformation too.
+        interval: collect every `interval`-th event per key, starting with the first;
+            the others take no memory.
+        reduce: reduce over time while the program runs: one of `mean sum min max first
+            last count std var append`, a `lox.Reduction`, or a dict of these by key.
+            Overrides the `reduce` of `lox.log`.
+        prefix: a string to put in front of every key.
+        window: return one reduced row per `window` events, and one for the remaining
+            events, instead of one for all events.
+        capacity: the maximum number of rows to keep per key that is logged in a loop
+            without a static length. The first rows are kept; a warning says how many
+            were dropped.
+        static_argnums: the positions of static arguments, as in `jax.jit`.
+        static_argnames: the names of static arguments, as in `jax.jit`.
 
     Returns:
         A function with the arguments of `fun` that returns `(result, logs)`, where
@@ -134,9 +125,9 @@ def spool(
         static_argnames,
     )
     if interval is True or window is True or capacity is True:
-        _forms(fun, given)  # equals what is kept for 1, but is not a number
-    forms = remembered(fun, given, _forms)
-    return _Spool(fun, forms, forms[0].static)
+        _forms(fun, given)  # raises; the cache would find the entry of 1, which equals
+    forms = cached_forms(fun, given, _forms)
+    return _Spool(fun, forms, forms.static)
 
 
 class _Spool(Transformed):
@@ -144,28 +135,20 @@ class _Spool(Transformed):
     __doc__ = Transformed.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inner, outer = self._forms
-        if not is_outermost():
-            return inner(*args, **kwargs)
-        result, logs = outer(*args, **kwargs)
-        # on the host, nobody sees rows that did not happen
-        return result, logs.compact()
+        result, logs = self._call(*args, **kwargs)
+        # on the host, rows that were not logged are removed
+        return result, logs.compact() if is_outermost() else logs
 
 
-def _forms(fun: Any, given: tuple[Any, ...]) -> tuple[Compiled, Compiled]:
-    """The function as it is inside another transformation, and outermost."""
+def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:
     check_callable(fun, "lox.spool")
     options = Options("lox.spool", Selection.of(*given[:2]), *given[2:8])
-    static = Static.of(fun, *given[8:])
 
-    def form(where: Form) -> Compiled:
-        def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], logdict]:
-            options.warn_unmatched(closed, "lox.spool")
-            outs, record, dropped = collect(closed, args, options, where.outermost)
-            return outs, to_logdict(record, options.prefix, dropped)
+    def evaluate(
+        closed: Any, args: Sequence[Any], form: Form
+    ) -> tuple[list[Any], logdict]:
+        options.warn_unmatched(closed, "lox.spool")
+        outs, record, dropped = collect(closed, args, options, form.outermost)
+        return outs, to_logdict(record, options.prefix, dropped)
 
-        return compiled(
-            fun, ("spool", options), lambda: (evaluate, None), where, static
-        )
-
-    return form(INSIDE), form(OUTERMOST)
+    return Forms.of(fun, ("spool", options), evaluate, Static.of(fun, *given[8:]))

@@ -1,7 +1,7 @@
-"""`lox.tap`: logs to a callback on the host, as they come."""
+"""`lox.tap`: streams the logs of a running program to a callback on the host."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._errors import LoxTypeError
@@ -10,39 +10,32 @@ from lox._host.callbacks import CallbackSink
 from lox._logs.logdict import logdict
 from lox._settings import default_handler
 
-from .arguments import Static
-from .deliver import deliver, finished
-from .options import Options, decorator, refuse_unknown
-from .transformed import (
-    INSIDE,
-    OUTERMOST,
-    Form,
-    Transformed,
-    check_callable,
-    compiled,
-    is_outermost,
-)
+from .arguments import Argnames, Argnums, Static
+from .compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
+from .deliver import call_and_wait, deliver
+from .options import Names, Options, decorator, refuse_unknown
+from .transformed import Transformed, check_callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Callback = Callable[[logdict], Any]
-Names = str | Iterable[str] | None
 
 
 class _SwitchSink(CallbackSink):
-    """A sink whose callback can be exchanged between calls.
+    """A sink whose callback can be changed between calls.
 
-    An eager call of a tapped function waits for its callbacks. So one compiled program
-    serves every callback, and a lambda written anew at each call compiles nothing.
+    An eager call of a tapped function waits for its callbacks, so one compiled program
+    can serve every callback, and a lambda written anew at each call does not compile
+    again.
     """
 
     def __init__(self, batched: bool) -> None:
-        super().__init__(_nobody, batched)
+        super().__init__(_no_callback, batched)
         self._users = 0
         self._switch = threading.Lock()
 
     def acquire(self, callback: Callback) -> bool:
-        """Sets the callback, unless a call with another one is under way."""
+        """Sets the callback, unless a call with another one is running."""
         with self._switch:
             if self._users and self.callback is not callback:
                 return False
@@ -54,11 +47,11 @@ class _SwitchSink(CallbackSink):
         with self._switch:
             self._users -= 1
             if not self._users:
-                self.callback = _nobody
+                self.callback = _no_callback
 
 
-def _nobody(logs: logdict) -> None:
-    raise RuntimeError(f"no callback is set for {logs}")  # would be a bug of lox's
+def _no_callback(logs: logdict) -> None:
+    raise RuntimeError(f"no callback is set for {logs}")  # would be a bug in lox
 
 
 def _print(logs: logdict) -> None:
@@ -80,8 +73,8 @@ def tap(
     buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[P, T]: ...
 
 
@@ -100,8 +93,8 @@ def tap(
     buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
@@ -119,38 +112,40 @@ def tap(
     buffer: int | None = None,
     ordered: bool = True,
     batched: bool = False,
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
     **others: Never,
 ) -> Any:
-    """Streams the logs of `fun` to a callback on the host, as they come.
+    """Streams the logs of `fun` to a callback on the host while it runs.
 
     An eager call returns once its callbacks have run. Inside `jax.jit`, they run while
-    the program goes on; `jax.effects_barrier()` waits for them. An exception in a
+    the program continues; `jax.effects_barrier()` waits for them. An exception in a
     callback is raised by the eager call, or by the next barrier.
 
     Args:
-        fun: the function; without one, a decorator with these options is returned.
-        callback: a function of one `lox.logdict` of NumPy values, called once an event
+        fun: the function; if omitted, a decorator with these options is returned.
+        callback: a function of one `lox.logdict` of NumPy values, called once per event
             and lane. It must not call JAX. By default, events are printed.
-        argnames: which keys to take: a name or several, or shell-style patterns.
-        tags: take only events that have one of these tags.
-        prefix: put in front of every key.
-        keep_logs: also leave the events for a transformation outside this one.
-        interval: take the events 0, k, 2k, … of each key.
+        argnames: the keys to collect: names or shell-style patterns. By default, all.
+        tags: collect only events that have at least one of these tags.
+        prefix: a string to put in front of every key.
+        keep_logs: leave the events for an outer transformation too.
+        interval: collect every `interval`-th event per key, starting with the first.
         reduce: reduce over time on the device: one of `mean sum min max first last
-            count std var append` or a `lox.Reduction`, or a dict of these by key. The
-            callback gets the reduced values once, when `fun` has ended.
-        window: give the callback one reduced row for every so many events, as they
-            come, and one for the rest. The `reduce` of `lox.log` counts too, then.
-        buffer: give the callback up to so many rows at a time, stacked along a leading
-            time axis, and the rest when `fun` has ended. Keys that are always logged
-            together come together.
-        ordered: whether events come in program order. Where a program is split over
-            devices, each device has an order of its own.
-        batched: call once an event with all lanes of a `vmap`, instead of once a lane.
-        static_argnums: which arguments are static, as in `jax.jit`.
-        static_argnames: the same, by name.
+            count std var append`, a `lox.Reduction`, or a dict of these by key. The
+            callback gets the reduced values once, when `fun` has finished.
+        window: give the callback one reduced row per `window` events, while the program
+            runs, and one for the remaining events. The `reduce` of `lox.log` then
+            applies too.
+        buffer: give the callback up to `buffer` rows at a time, stacked along a leading
+            time axis, and the remaining rows when `fun` has finished. Keys that are
+            always logged together arrive together.
+        ordered: whether events arrive in program order. If a program runs on multiple
+            devices, each device has its own order.
+        batched: call the callback once per event with all lanes of a `vmap`, instead of
+            once per lane.
+        static_argnums: the positions of static arguments, as in `jax.jit`.
+        static_argnames: the names of static arguments, as in `jax.jit`.
 
     Returns:
         A function with the arguments and the result of `fun`.
@@ -211,9 +206,11 @@ def tap(
             return form(("inside", receive), INSIDE, own_sink)(*args, **kwargs)[0]
         shared = form("shared", OUTERMOST, lambda: _SwitchSink(options.batched))
         if not shared.sink.acquire(receive):
-            return finished(form(("own", receive), OUTERMOST, own_sink), args, kwargs)
+            return call_and_wait(
+                form(("own", receive), OUTERMOST, own_sink), args, kwargs
+            )
         try:
-            return finished(shared, args, kwargs)
+            return call_and_wait(shared, args, kwargs)
         finally:
             shared.sink.release()
 

@@ -6,7 +6,7 @@ A backend implements three methods on NumPy values: `open`, `write` and `close`.
 import dataclasses
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -18,10 +18,11 @@ from lox._events.selection import Selection
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._store.keys import key_data, run_name
-from lox._transforms.arguments import Static
-from lox._transforms.options import Options
+from lox._transforms.arguments import Argnames, Argnums, Static
+from lox._transforms.compiled import is_outermost
+from lox._transforms.options import Names, Options
 from lox._transforms.spool import spool
-from lox._transforms.transformed import Transformed, check_callable, is_outermost
+from lox._transforms.transformed import Transformed, check_callable
 
 from ._runs.backend import RowWriter, Words
 from ._runs.config import plain_config, split_config
@@ -32,7 +33,6 @@ from ._runs.tapping import tap_to_runs
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Names = str | Iterable[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Logger:
         *,
         window: int | None = None,
         capacity: int | None = None,
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
+        static_argnums: Argnums = None,
+        static_argnames: Argnames = None,
     ) -> Callable[P, T]:
         """Transforms `fun` to send its logs to the runs of a state when it returns.
 
@@ -207,8 +207,8 @@ class Logger:
         window: int | None = None,
         buffer: int | None = None,
         ordered: bool = True,
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None,
+        static_argnums: Argnums = None,
+        static_argnames: Argnames = None,
     ) -> Callable[P, T]:
         """Transforms `fun` to send its logs to the runs of a state while it runs.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from lox._interpreter.handlers import State
 from lox._interpreter.walk import Walk, remembered
 from lox._jax import batching, jaxprs
 
@@ -45,7 +46,7 @@ def _new_guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
 
     def fun(index: Any, *args: Any) -> list[Any]:
         # JAX clamps an index that is out of range before the conditional
-        outs, _, _ = walk(branch, args, index == i)
+        outs, _, _ = walk(branch, args, State(context=index == i))
         return outs
 
     return jaxprs.trace(fun, [index_aval, *branch.in_avals], branch)[0]

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from lox._interpreter.contents import events_of
 from lox._interpreter.lane_flow import lanes_of_while
-from lox._interpreter.walk import events_of
+from lox._interpreter.rotation import rotated
 from lox._jax import batching, jaxprs
 
 from .missing import events_in
-from .rotation import rotated
 from .with_lanes import with_lanes
 
 

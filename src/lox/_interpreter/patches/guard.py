@@ -1,6 +1,5 @@
 """The mask of events that only some lanes reach."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,33 +8,31 @@ import jax.numpy as jnp
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._interpreter.rows import Record
-from lox._interpreter.walk import State
 
-from .rewriter import Rewriter
+from .rewriter import EveryEvent
 
 
-class Guard(Rewriter):
-    """The state says whether this part of the program is really being run."""
+class Guard(EveryEvent):
+    """Masks events: the context says which lanes really run this part of a program."""
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        if not event.keys:
+    rules_need_state = True
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        if not event.call.keys:
             log_p.bind(*operands, event=event)
-            return Record(), state
-        if state is None:
+            return
+        if context is None:
             raise UnsupportedPrimitiveError(
-                f"{', '.join(map(repr, event.keys))}, logged at {event.source}, is in "
+                f"{event.call.description}, is in "
                 "the `def_vmap` rule of a function in a branch or loop that differs "
                 "between lanes. Log it in the function itself, or outside of it."
             )
         parts = event.split(operands)
-        lanes = jnp.shape(parts.values[0][0])[: event.lanes]
+        lanes = jnp.shape(parts.values[0][0])[: event.layout.lanes]
         # the lanes of the loop or branch come first; those of a `vmap` inside, after
-        inner = (1,) * (len(lanes) - jnp.ndim(state))
-        active = jnp.broadcast_to(jnp.reshape(state, jnp.shape(state) + inner), lanes)
+        inner = (1,) * (len(lanes) - jnp.ndim(context))
+        active = jnp.reshape(context, jnp.shape(context) + inner)
+        active = jnp.broadcast_to(active, lanes)
         parts.mask = active if parts.mask is None else parts.mask & active
-        event = dataclasses.replace(event, masked=True)
+        event = event.with_layout(masked=True)
         log_p.bind(*parts.flat(), event=event)
-        return Record(), state

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.walk import events_of
+from lox._interpreter.contents import events_of
 from lox._jax import jaxprs, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 
@@ -38,10 +38,10 @@ def refuse(patch: Patch, primitive: Any, needs: Needs = events_in) -> None:
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
         del args
-        events = [event for event in needs(params) if event.keys]
+        events = [event for event in needs(params) if event.call.keys]
         if events and not getattr(_removing, "events", False):
             name = primitives.public_name(primitive)
-            subject = f"{events[0].description}, is inside `{name}`"
+            subject = f"{events[0].call.description}, is inside `{name}`"
             raise patches.error(patch, subject)
 
     rule_tables.check_before_bind(primitive, check)

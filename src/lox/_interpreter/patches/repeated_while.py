@@ -5,7 +5,6 @@ known values and once for all. Its events are kept in one of the two runs.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,18 +12,15 @@ from typing import Any
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._interpreter.rows import Record
-from lox._interpreter.walk import (
-    State,
-    Walk,
-    events_of,
-)
+from lox._interpreter.contents import events_of
+from lox._interpreter.handlers import NO_STATE
+from lox._interpreter.walk import Walk
 from lox._jax import (
     partial_eval,
     primitives,
 )
 
-from .rewriter import Rewriter
+from .rewriter import EveryEvent
 
 
 def once_while(
@@ -53,7 +49,7 @@ def once_while_equation(
     with _numbers_kept():
         known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
     if known is not None and staged is not None:
-        sites = {event.site for event in _loop_events(known.params)}
+        sites = {event.layout.site for event in _loop_events(known.params)}
         params = _without(staged.params, sites)
         effects = {
             effect
@@ -64,23 +60,15 @@ def once_while_equation(
     return (known, staged, *rest)
 
 
-class _Number(Rewriter):
-    """Gives every event a number of its own.
-
-    JAX cannot take a loop apart in which something has both an effect and results.
-    """
-
-    constant_state = False
-    beside = True
+class _Number(EveryEvent):
+    """Gives every event a number of its own."""
 
     def __init__(self) -> None:
         self._count = itertools.count(1)
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        log_p.bind(*operands, event=dataclasses.replace(event, site=next(self._count)))
-        return Record(), state
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        del context
+        log_p.bind(*operands, event=event.with_layout(site=next(self._count)))
 
 
 _numbers = threading.local()
@@ -100,11 +88,15 @@ def _numbers_kept() -> Iterator[None]:
 def _numbered(params: dict[str, Any]) -> dict[str, Any]:
     if getattr(_numbers, "kept", False):
         return params
-    # a function that is called twice has events in two places, so that nothing of it
-    # may be remembered
-    walk = Walk(_Number(), remember=False)
+    # A function that is called twice has events in two places, so that nothing of it
+    # may be remembered. JAX cannot split a loop in which something has both an effect
+    # and results, so that the events of custom functions are put beside them.
+    walk = Walk(_Number(), remember=False, events_beside=True)
     names = ("cond_jaxpr", "body_jaxpr")
-    return {**params, **{name: walk.rebuilt(params[name], ())[0] for name in names}}
+    return {
+        **params,
+        **{name: walk.rebuilt(params[name], NO_STATE)[0] for name in names},
+    }
 
 
 def _loop_events(params: dict[str, Any]) -> set[Event]:
@@ -128,14 +120,14 @@ def _events_by_knowledge(
     cond, _, _ = partial_eval.known_part(
         params["cond_jaxpr"], [*of_cond, *carry], False
     )
-    found = {event.site for event in (*events_of(known), *events_of(cond))}
-    return found, {event.site for event in _loop_events(params)} - found
+    found = {event.layout.site for event in (*events_of(known), *events_of(cond))}
+    return found, {event.layout.site for event in _loop_events(params)} - found
 
 
 def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
     def clean(jaxpr: Any) -> Any:
         walk = Walk(_Removed(sites))
-        return walk.rebuilt(jaxpr, ())[0] if walk.wants_in(jaxpr) else jaxpr
+        return walk.rebuilt(jaxpr, NO_STATE)[0] if walk.wants_in(jaxpr) else jaxpr
 
     return {
         **params,
@@ -144,19 +136,14 @@ def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
     }
 
 
-class _Removed(Rewriter):
-    """Removes certain events, also such as a transformation has taken."""
-
-    constant_state = False
+class _Removed(EveryEvent):
+    """Removes certain events, also those that a transformation has collected."""
 
     def __init__(self, sites: set[int]) -> None:
         self._sites = sites
 
     def wants(self, event: Event) -> bool:
-        return event.site in self._sites
+        return event.layout.site in self._sites
 
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        del event, operands
-        return Record(), state
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        pass

@@ -1,15 +1,12 @@
-"""Collectors that bind events again, changed."""
+"""Rewriters of all events."""
 
 from lox._events.event import Event
-from lox._interpreter.walk import Collector
+from lox._interpreter.handlers import Rewriter
 
 
-class Rewriter(Collector):
-    """Binds each event again, with what the state adds to it."""
-
-    gives_rows = False
-    constant_state = True
+class EveryEvent(Rewriter):
+    """Rewrites every event, also those that a transformation has collected."""
 
     def wants(self, event: Event) -> bool:
         del event
-        return True  # also the events that a transformation has taken
+        return True

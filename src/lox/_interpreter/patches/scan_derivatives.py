@@ -5,7 +5,6 @@ JAX hoists what does not change in a loop out of it, so that an event made of co
 event gets an *anchor*: an operand that does change.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,33 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lox._events.event import Event
+from lox._events.event import Call, Event, Layout, Route
 from lox._events.primitive import log_p
-from lox._interpreter.rows import Record
-from lox._interpreter.walk import State, Walk, as_array, events_inside, events_of
+from lox._interpreter.contents import events_inside, events_of
+from lox._interpreter.handlers import NO_STATE, State
+from lox._interpreter.walk import Walk, as_array
 from lox._jax import ad, array_types, jaxprs, partial_eval, primitives, rule_tables
 from lox._source import Source
 
-from .rewriter import Rewriter
+from .rewriter import EveryEvent
 
 
-class _Anchor(Rewriter):
-    """The state is a value that changes in the loop; it becomes an operand.
+class _Anchor(EveryEvent):
+    """Adds an operand: the context, a value that changes in the loop.
 
     In a backward rule there is none: only what runs forward is hoisted.
     """
 
-    constant_state = False
-
-    def receive(
-        self, event: Event, operands: Sequence[Any], state: State
-    ) -> tuple[Record, State]:
-        if state is None or isinstance(state, tuple):
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        if context is None:
             log_p.bind(*operands, event=event)
-            return Record(), state
-        event = dataclasses.replace(event, anchors=event.anchors + 1)
-        log_p.bind(*operands, state, event=event)
-        return Record(), state
+            return
+        event = event.with_layout(anchors=event.layout.anchors + 1)
+        log_p.bind(*operands, context, event=event)
 
 
 def anchored_scan(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
@@ -125,7 +120,7 @@ def still_anchored_equation(
 
 
 def _loose_events(jaxpr: Any) -> bool:
-    return any(event.anchors == 0 for event in events_of(jaxpr))
+    return any(event.layout.anchors == 0 for event in events_of(jaxpr))
 
 
 def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> dict[str, Any]:
@@ -136,12 +131,13 @@ def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> dict[str,
     walk = Walk(_Anchor())
 
     def body(_: Any, *args: Any) -> list[Any]:
-        outs, _, anchor = walk(old, args, anchor_p.bind(as_array(args[changing])))
+        anchor = State(context=anchor_p.bind(as_array(args[changing])))
+        outs, _, after = walk(old, args, anchor)
         if _logs_deep(old):
-            log_p.bind(anchor, event=_KEEP)
+            log_p.bind(after.context, event=_KEEP)
         return outs
 
-    return {**params, "jaxpr": walk.rebuilt(old, (), body)[0]}
+    return {**params, "jaxpr": walk.rebuilt(old, NO_STATE, body)[0]}
 
 
 def _changing(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | None:
@@ -208,4 +204,6 @@ def _logs_deep(jaxpr: Any) -> bool:
 
 # An event of nothing, which only needs the anchor that comes out of a loop's body, and
 # so keeps what that went through.
-_KEEP = Event((), (), (), Source("<lox>", 0), anchors=1, quiet=True)
+_KEEP = Event(
+    Call((), (), (), Source("<lox>", 0)), Layout(anchors=1), Route(quiet=True)
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lox._events.primitive import LOG_EFFECT, ORDERED_LOG_EFFECT, log_p
 from lox._interpreter import derivatives, library_loops
-from lox._interpreter.walk import events_inside
+from lox._interpreter.contents import events_inside
 from lox._jax import checkify, hijax, partial_eval, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 from lox._jax.primitives import (

@@ -7,10 +7,9 @@ twice. Both get a loop whose condition only reads the carry.
 from collections.abc import Callable
 from typing import Any
 
-from lox._interpreter.walk import events_of
+from lox._interpreter.contents import events_of
+from lox._interpreter.rotation import condition_inputs, rotated, run_rotated
 from lox._jax import checkify, rule_tables
-
-from .rotation import condition_inputs, rotated, run_rotated
 
 
 def lowered_condition(
@@ -19,7 +18,7 @@ def lowered_condition(
     """XLA drops a condition, events and all, if it knows how often the loop runs."""
     # those that have an order are safe, and quiet ones are not delivered
     events = events_of(params["cond_jaxpr"])
-    if all(event.ordered or event.quiet for event in events):
+    if all(event.route.ordered or event.route.quiet for event in events):
         return rule(ctx, *args, **params)
 
     def loop(*args: Any) -> list[Any]:

@@ -7,14 +7,13 @@ import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, StepError
-from lox._events.event import Event
-from lox._events.log import arrays_of, operand
-from lox._events.primitive import log_p
+from lox._events.log import arrays_of
+from lox._events.payload import send_payload
 from lox._host import signals
 from lox._jax import array_types, host
 from lox._logs.logdict import logdict
 from lox._source import user_source
-from lox._transforms.transformed import is_outermost
+from lox._transforms.compiled import is_outermost
 
 from .open_runs import OpenRuns
 from .sinks import CloseSink, RunSink
@@ -34,18 +33,7 @@ def send(
     if is_outermost():
         _send_from_host(runs, payload, sink)
         return
-    leaves, tree = jax.tree.flatten(payload)
-    event = Event(
-        keys=("payload",),
-        trees=(tree,),
-        steps=(),
-        source=user_source(),
-        sink=sink,
-        ordered=not array_types.partly_manual(),
-    )
-    call = f"the logger at {user_source()}"
-    operands = [operand(leaf, "a value", call) for leaf in leaves]
-    log_p.bind(*operands, event=event)
+    send_payload(payload, sink, "the logger")
 
 
 def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +11,13 @@ import numpy as np
 
 from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events.event import Event
-from lox._host.callbacks import CallbackSink, callback_errors, each_lane, row_opener
+from lox._events.payload import PAYLOAD
+from lox._host.callbacks import CallbackSink, HostSink, Take
+from lox._host.errors import callback_errors
+from lox._host.logdicts import each_lane, lane_opener, row_opener
 from lox._logs.logdict import logdict
 from lox._source import user_line
-from lox._transforms.run_keys import take_run, with_words, without_run
+from lox._transforms.run_keys import split_run
 
 from .backend import Words
 from .config import fill_config
@@ -33,7 +35,7 @@ class RunSink(CallbackSink):
     """
 
     def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
-        super().__init__(lambda logs: self.take(logs["payload"], late=True))
+        super().__init__(lambda logs: self.take(logs[PAYLOAD], late=True))
         self.runs = runs
         self.shared = shared
 
@@ -61,26 +63,26 @@ class RunSink(CallbackSink):
                 _keep_error(self, error)
 
 
-def _keep_error(sink: CallbackSink, error: Exception) -> None:
+def _keep_error(sink: HostSink, error: Exception) -> None:
     """Keeps an error for the next barrier; warns, since that may be hours away."""
-    if callback_errors.keep_one(sink, error) and isinstance(error, LoxError):
+    if callback_errors.keep_first(sink, error) and isinstance(error, LoxError):
         with contextlib.suppress(Exception):  # the user's filters make warnings errors
             warnings.warn_explicit(str(error), LoxWarning, *user_line())
 
 
-class TapSink(CallbackSink):
+class TapSink(HostSink):
     """Receives events with the words of their run; an error stops no other event."""
 
     def __init__(self, runs: OpenRuns | None) -> None:
-        super().__init__(self._write)
+        super().__init__()
         self._runs = runs
         # whether events have no order, and whether that is because of several devices
         self._unordered = self._devices = False
 
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
         # called on compilation: the program is about to run
-        self._unordered |= not event.ordered or event.per_device
-        self._devices |= event.per_device
+        self._unordered |= not event.route.ordered or event.route.per_device
+        self._devices |= event.route.per_device
         if self._runs is not None:
             self._update(self._runs)
         return super().receiver(event)
@@ -89,21 +91,28 @@ class TapSink(CallbackSink):
         runs.logger._unordered |= self._unordered
         runs.logger._devices |= self._devices
 
-    def _taker(self, event: Event) -> Callable[[Sequence[Any]], None]:
-        if event.masked or event.buffered:
-            split, operands_of = with_words(event)
-            take_split = super()._taker(split)
-            return lambda operands: take_split(operands_of(operands))
-        # most events: the words are the last operand
-        open_row = row_opener(replace(without_run(event), lanes=0))
-        lanes = event.lanes
+    def taker(self, event: Event) -> Take:
+        if event.layout.masked or event.layout.buffered:
+            open_lanes = lane_opener(event)
+
+            def take(operands: Sequence[Any]) -> None:
+                own, run = split_run(operands)
+                runs = run.reshape(-1, run.shape[-1]).tolist()
+                for words, logs in zip(runs, open_lanes(own), strict=True):
+                    if logs:
+                        self._write(words, logs)
+
+            return take
+        open_row = row_opener(event.with_layout(lanes=0))
+        lanes = event.layout.lanes
 
         def take_row(operands: Sequence[Any]) -> None:
-            words = operands[-1].tolist()
+            own, run = split_run(operands)
+            words = run.tolist()
             runs = self._runs_of(words)
             try:
                 if runs is not None:
-                    runs.write_row(tuple(words), open_row, operands[:-1])
+                    runs.write_row(tuple(words), open_row, own)
             except (LoxError, LoxWarning) as error:
                 _keep_error(self, error)
 
@@ -113,8 +122,7 @@ class TapSink(CallbackSink):
 
         return take_lanes if lanes else take_row
 
-    def _write(self, logs: logdict) -> None:
-        words, logs = take_run(logs)
+    def _write(self, words: list[int], logs: logdict) -> None:
         runs = self._runs_of(words)
         try:
             if runs is not None:

@@ -5,15 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lox._transforms.arguments import Static
-from lox._transforms.deliver import deliver, finished
+from lox._transforms.compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
+from lox._transforms.deliver import call_and_wait, deliver
 from lox._transforms.options import Options
-from lox._transforms.transformed import (
-    INSIDE,
-    OUTERMOST,
-    Form,
-    compiled,
-    is_outermost,
-)
 
 from .open_runs import OpenRuns
 from .sinks import SharedTapSink, TapSink, with_number
@@ -61,7 +55,7 @@ def tap_to_runs(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_outermost():
-            return finished(form(OUTERMOST), (numbered(), *args), kwargs)
+            return call_and_wait(form(OUTERMOST), (numbered(), *args), kwargs)
         return form(INSIDE)(words, *args, **kwargs)[0]
 
     return call

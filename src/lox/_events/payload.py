@@ -1,0 +1,32 @@
+"""Events that carry a pytree to one sink: what loggers and `lox.save` hand over."""
+
+from typing import Any
+
+import jax
+
+from lox._jax import array_types
+from lox._source import user_source
+
+from .event import Call, Event, Route, Sink
+from .log import operand
+from .primitive import log_p
+
+PAYLOAD = "payload"
+
+
+def send_payload(payload: Any, sink: Sink, caller: str) -> None:
+    """Adds an event to the program whose one value is `payload`.
+
+    Args:
+        payload: a pytree of arrays.
+        sink: gets it, under the key `PAYLOAD`, in program order where JAX
+            can keep it.
+        caller: who sends it, for messages.
+    """
+    leaves, tree = jax.tree.flatten(payload)
+    source = user_source()
+    operands = [operand(leaf, "a value", f"{caller} at {source}") for leaf in leaves]
+    route = Route(sink=sink, ordered=not array_types.partly_manual())
+    log_p.bind(
+        *operands, event=Event(Call((PAYLOAD,), (tree,), (), source), route=route)
+    )

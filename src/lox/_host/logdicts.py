@@ -1,0 +1,166 @@
+"""Converts the NumPy operands of an event to logdicts.
+
+The functions here return a function of the operands: a program may call it a million
+times, so everything that can be done once is done before.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lox._events.event import Event, Operands
+from lox._logs.access import metadata_of, with_info
+from lox._logs.key import KeyInfo
+from lox._logs.logdict import OpenRow, logdict, make_logdict
+from lox._logs.metadata import Metadata
+
+Open = Callable[[Sequence[Any]], Iterable[logdict]]
+_ARRAY = jax.tree.structure(0)  # the structure of a value that is a single array
+
+
+def lane_opener(event: Event) -> Open:
+    """Opens an event as one logdict per lane, in order; empty if it was not logged."""
+    if event.layout.buffered:
+        return _buffer_opener(event)
+    if event.layout.masked:
+        return lambda operands: _lanes(_open(event, operands), event.layout.lanes)
+    open_row = row_opener(event.with_layout(lanes=0))
+    if not event.layout.lanes:
+        return lambda operands: (open_row(operands),)
+    return lambda operands: map(open_row, each_lane(operands, event.layout.lanes))
+
+
+def batch_opener(event: Event) -> Open:
+    """Opens an event as one logdict with all lanes; empty if none was logged."""
+    if event.layout.buffered:
+        return _whole_buffer_opener(event)
+    return lambda operands: (_open(event, operands).compact(),)
+
+
+def each_lane(operands: Sequence[Any], lanes: int) -> Iterable[Sequence[Any]]:
+    """The operands of each lane of an event without a mask."""
+    count = math.prod(operands[0].shape[:lanes])
+    return zip(*(x.reshape(count, *x.shape[lanes:]) for x in operands), strict=True)
+
+
+def row_opener(event: Event) -> OpenRow:
+    """Opens an event without lanes or mask, whose shapes do not change.
+
+    There may be more operands after those of the event.
+    """
+    if not all(tree == _ARRAY for tree in event.call.trees):
+        return lambda operands: _open(event, operands)
+    keys, names, count = event.call.keys, event.call.steps, len(event.call.keys)
+    info: dict[str, KeyInfo] = {}
+    nothing: dict[str, Any] = {}
+    one_step = names[0] if len(names) == 1 else None
+    fromkeys = dict.fromkeys
+
+    def open_row(operands: Sequence[Any]) -> logdict:
+        if one_step is not None:  # most events
+            steps = {one_step: fromkeys(keys, operands[count])}
+        else:
+            pairs = zip(names, operands[count:])  # noqa: B905  (others come after)
+            steps = {name: fromkeys(keys, step) for name, step in pairs}
+        metadata = Metadata(steps, nothing, info or describe(operands), nothing)
+        return make_logdict(zip(keys, operands), metadata)  # noqa: B905
+
+    def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
+        several = event.route.multi_row or (None,) * count
+        for key, x, multi_row in zip(keys, operands[:count], several, strict=True):
+            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.call.tags, multi_row)
+        return info
+
+    return open_row
+
+
+def _open(event: Event, operands: Sequence[Any]) -> logdict:
+    """The logdict of one event, with the lanes of the event as leading axes."""
+    parts = event.split(operands)
+    return _logdict(event, parts, False, event.layout.lanes, parts.mask)
+
+
+def _lanes(logs: logdict, depth: int) -> list[logdict]:
+    if depth == 0:
+        return [logs.compact()]
+    return [inner for lane in logs.lanes() for inner in _lanes(lane, depth - 1)]
+
+
+# --- buffers, whose rows are an axis after the lanes -------------------------
+
+
+def _buffer_opener(event: Event) -> Open:
+    plain = event.with_layout(masked=False, buffered=False)
+    # one object for all logdicts: receivers compare it to see that nothing has changed
+    info: dict[str, KeyInfo] = {}
+
+    def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+        parts = event.split(operands)
+        filled = _filled(parts)
+        arrays = (*_leaves(parts), *parts.steps)
+        for lane in np.ndindex(filled.shape):
+            count = filled[lane]
+            if not count:
+                yield logdict()
+                continue
+            logs = _stacked(plain, [x[lane][:count] for x in arrays], 0, None)
+            if not info:
+                info.update(metadata_of(logs).info)
+            yield with_info(logs, info)
+
+    return open_lanes
+
+
+def _whole_buffer_opener(event: Event) -> Open:
+    lanes = event.layout.lanes
+    plain = event.with_layout(masked=False, buffered=False)
+
+    def open_whole(operands: Sequence[Any]) -> Iterable[logdict]:
+        parts = event.split(operands)
+        filled = _filled(parts)
+        longest = filled.max()
+        if longest:
+            arrays = (*_leaves(parts), *parts.steps)
+            moved = [np.moveaxis(x, lanes, 0)[:longest] for x in arrays]
+            mask = np.arange(longest).reshape(-1, *[1] * lanes) < filled
+            yield _stacked(plain, moved, lanes, None if mask.all() else mask)
+
+    return open_whole
+
+
+def _leaves(parts: Operands) -> list[Any]:
+    return [leaf for value in parts.values for leaf in value]
+
+
+def _filled(parts: Operands) -> Any:
+    """The number of rows per lane."""
+    if parts.mask is None:
+        return np.asarray(parts.filled)
+    return np.where(parts.mask, parts.filled, 0)
+
+
+def _stacked(event: Event, arrays: list[Any], lanes: int, mask: Any) -> logdict:
+    return _logdict(event, event.split(arrays), True, lanes, mask)
+
+
+def _logdict(
+    event: Event, parts: Operands, stacked: bool, lanes: int, mask: Any
+) -> logdict:
+    data: dict[str, Any] = {}
+    info: dict[str, KeyInfo] = {}
+    several = dict(zip(event.call.keys, event.route.multi_row, strict=False))
+    for key, tree, leaves in zip(
+        event.call.keys, event.call.trees, parts.values, strict=True
+    ):
+        data[key] = tree.unflatten(leaves)
+        ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
+        info[key] = KeyInfo(stacked, lanes, ndims, event.call.tags, several.get(key))
+    steps = {
+        name: dict.fromkeys(event.call.keys, value)
+        for name, value in zip(event.call.steps, parts.steps, strict=True)
+    }
+    masks = {} if mask is None else dict.fromkeys(event.call.keys, mask)
+    return make_logdict(data, Metadata(steps, masks, info))

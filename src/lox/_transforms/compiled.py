@@ -1,0 +1,341 @@
+"""Compiled programs of transformed functions.
+
+A transformed function has one internal `jax.jit`, cached by the identity of the user's
+function and by the options of the transformation. An eager call therefore costs as much
+as a jitted one, and writing `lox.spool(f)` anew at each call neither traces nor
+compiles again.
+"""
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from lox._errors import LoxTypeError
+from lox._events.not_traced import note_host_functions, while_tracing
+from lox._interpreter.contents import host_functions_in
+from lox._jax import tracing
+from lox._libraries import nnx
+from lox._libraries.modules import check_modules
+
+from .arguments import (
+    Static,
+    StaticLeaves,
+    all_traced,
+    hide_settings,
+    revealed,
+    split,
+    traced_attribute,
+)
+from .cache import FunctionCache
+from .results import MixedResult, check_runs_now, is_array_result, runs_later
+
+# whether a call is inside no other transformation, neither of lox nor of JAX
+is_outermost = tracing.at_top_level
+
+# Evaluates a traced function: from its closed jaxpr and flat arguments to its flat
+# results and what the transformation adds to them.
+Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The surroundings in which a transformed function is called.
+
+    Attributes:
+        outermost: whether the call is inside no other transformation.
+        numbers: whether Python numbers are traced, as `jax.jit` does.
+    """
+
+    outermost: bool
+    numbers: bool
+
+
+OUTERMOST = Form(outermost=True, numbers=True)
+INSIDE = Form(outermost=False, numbers=False)
+
+
+class Compiled:
+    """A user's function, traced and evaluated; jitted unless an outer trace does it.
+
+    Args:
+        get_fun: returns the user's function, which is not kept alive.
+        evaluate: evaluates the traced function.
+        form: where it is called.
+        static: the static arguments.
+        own_args: how many leading arguments belong to the transformation; they are
+            always traced.
+        sink: the destination of the events that the program delivers, if it has one.
+    """
+
+    def __init__(
+        self,
+        get_fun: Callable[[], Any],
+        evaluate: Evaluate,
+        form: Form,
+        static: Static,
+        own_args: int,
+        sink: Any,
+    ) -> None:
+        self._get_fun = get_fun
+        self._evaluate = evaluate
+        self._form = form
+        self._own_args = own_args
+        self.static = static
+        self.sink = sink
+        fun = get_fun()
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs, inline=False)
+
+        def call_mixed(static: StaticLeaves, arrays: list[Any]) -> Any:
+            args, kwargs = static.fill(arrays)
+            return self._run(args, kwargs, inline=False)
+
+        for function in (call, call_mixed):
+            _name_after(function, fun)
+        self._jitted = jax.jit(
+            call,
+            inline=True,
+            static_argnums=static.argnums,
+            static_argnames=static.argnames,
+        )
+        self._jitted_mixed = jax.jit(call_mixed, inline=True, static_argnums=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the function, and what the transformation adds."""
+        if "flax.nnx" in sys.modules:
+            stateful = nnx.find(self._get_fun(), args, kwargs)
+            if stateful is not None:
+                return stateful.run(self._call)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        form = self._form
+        if not form.outermost and tracing.is_staging():
+            # The function becomes part of a larger program, so there is nothing to
+            # compile here. It sees everything that is not traced unchanged.
+            return self._run(args, kwargs, inline=True)
+        hidden = given = self.static.hide(args, kwargs)
+        if form.numbers:
+            hidden = hide_settings(given)
+        if hidden is given and all_traced(
+            *self.static.traced(args, kwargs), form.numbers
+        ):
+            result, added = self._jitted(*args, **kwargs)
+        else:
+            static, arrays = split(*hidden, form.numbers)
+            result, added = self._jitted_mixed(static, arrays)
+        if type(result) is MixedResult:
+            result = result.fill()
+        return result, added
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inline: bool) -> Any:
+        """Traces the user's function and evaluates the program.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            inline: whether the program becomes part of a larger one that is being
+                traced; otherwise the internal `jit` is tracing it.
+        """
+        user_fun = self._get_fun()
+        fun = nnx.pure(user_fun, kwargs)
+        # lists, because they are filled while the function is traced
+        structures: list[Any] = []
+        traces: list[Callable[[], Any]] = []
+
+        def arrays_of(out: Any) -> list[Any]:
+            traces.append(tracing.trace_reference())
+            if not inline and self._form.numbers:
+                out = hide_settings(out, runs_later)
+            leaves, tree = jax.tree.flatten(out, is_leaf=runs_later)
+            # leaves that are not arrays (a string, a function) are returned unchanged
+            is_traced = [self._is_result(leaf, inline) for leaf in leaves]
+            pairs = list(zip(leaves, is_traced, strict=True))
+            others = {i: revealed(x) for i, (x, own) in enumerate(pairs) if not own}
+            structures.append((tree, others))
+            return [x for x, own in pairs if own]
+
+        leaves, tree = jax.tree.flatten(self.static.hide(args, kwargs))
+        traced = [
+            i
+            for i, leaf in enumerate(leaves)
+            if i < self._own_args or isinstance(leaf, jax.core.Tracer)
+        ]
+        arrays = [leaves[i] for i in traced]
+
+        @_named_like(user_fun)
+        def plain(*args: Any, **kwargs: Any) -> list[Any]:
+            return arrays_of(fun(*args, **kwargs))
+
+        @_named_like(user_fun)
+        def mixed(*arrays: Any) -> list[Any]:
+            filled = list(map(revealed, leaves))
+            for i, array in zip(traced, arrays, strict=True):
+                filled[i] = array
+            inner_args, inner_kwargs = jax.tree.unflatten(tree, filled)
+            return arrays_of(fun(*inner_args, **inner_kwargs))
+
+        try:
+            with while_tracing():
+                if len(arrays) == len(leaves):  # then JAX's errors name the arguments
+                    closed = jax.make_jaxpr(plain)(*args, **kwargs)
+                else:
+                    closed = jax.make_jaxpr(mixed)(*arrays)
+        except ValueError as error:
+            if "static arguments" not in str(error):
+                raise
+            raise LoxTypeError(
+                f"{getattr(user_fun, '__name__', user_fun)} has static arguments of "
+                "its own, which lox traces: name them to lox too, with "
+                "`static_argnums` or `static_argnames`."
+            ) from error
+        trace = traces[-1]()
+        if trace is not None:  # then something still holds a tracer of it
+            check_modules(user_fun, trace)
+        if self._form.outermost:
+            owner = getattr(inspect.unwrap(user_fun), "__self__", None)
+            _check_objects(user_fun, [owner, *leaves])
+        note_host_functions(host_functions_in(closed))
+        outs, added = self._evaluate(closed, arrays)
+        out_tree, others = structures[-1]
+        if not others:
+            return jax.tree.unflatten(out_tree, outs), added
+        result = MixedResult(outs, (out_tree, others))
+        return (result.fill() if inline else result), added
+
+    def _is_result(self, x: Any, inline: bool) -> bool:
+        check_runs_now(x, self._get_fun())
+        if inline:
+            return isinstance(x, jax.Array)
+        return is_array_result(x, self._form.numbers)
+
+
+def _check_objects(fun: Any, leaves: Sequence[Any]) -> None:
+    """Raises if tracing has left a traced value in an argument."""
+    for leaf in map(revealed, leaves):
+        name = traced_attribute(leaf)
+        if name is not None:
+            raise LoxTypeError(
+                f"{getattr(fun, '__name__', fun)} writes a traced value to the "
+                f"attribute {name!r} of an object of type {type(leaf).__name__}, where "
+                "it would stay after the trace has ended. Return the value instead, or "
+                "log it."
+            )
+
+
+def _named_like(fun: Any) -> Callable[[Any], Any]:
+    """`functools.wraps`, for functions that may lack the attributes it copies."""
+
+    def decorate(function: Any) -> Any:
+        try:
+            return functools.wraps(fun)(function)
+        except (AttributeError, TypeError):
+            return function
+
+    return decorate
+
+
+def _name_after(function: Any, fun: Any) -> None:
+    name = getattr(fun, "__name__", None)
+    function.__name__ = name if isinstance(name, str) else "fun"
+    function.__qualname__ = function.__name__
+
+
+# --- the cache ---------------------------------------------------------------
+
+_programs = FunctionCache()
+_forms = FunctionCache()
+
+
+def compiled(
+    fun: Any,
+    key: Hashable,
+    build: Callable[[], tuple[Evaluate, Any]],
+    form: Form,
+    static: Static,
+    wrap: Callable[[Any], Any] | None = None,
+) -> Compiled:
+    """Compiles `fun` for one form, or returns the cached program.
+
+    Args:
+        fun: the function.
+        key: the transformation and its options.
+        build: creates the evaluation, and the sink that it delivers to, if any.
+        form: where it is called.
+        static: the static arguments.
+        wrap: adds an argument of the transformation in front of those of the function.
+    """
+
+    def make(get_fun: Callable[[], Any]) -> Compiled:
+        evaluate, sink = build()
+        if wrap is None:
+            return Compiled(get_fun, evaluate, form, static, 0, sink)
+        return Compiled(
+            lambda: wrap(get_fun()), evaluate, form, static.after(1), 1, sink
+        )
+
+    return _programs.get(fun, (key, form, static), make)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forms:
+    """A function compiled for both forms; a call uses the one that applies."""
+
+    inside: Compiled
+    outermost: Compiled
+
+    @classmethod
+    def of(
+        cls,
+        fun: Any,
+        key: Hashable,
+        evaluate: Callable[[Any, Sequence[Any], Form], tuple[list[Any], Any]],
+        static: Static,
+        outermost: Form = OUTERMOST,
+    ) -> "Forms":
+        """Compiles `fun` for both forms.
+
+        Args:
+            fun: the function.
+            key: the transformation and its options.
+            evaluate: `Evaluate`, with the form as the last argument.
+            static: the static arguments.
+            outermost: the form of calls that are inside no other transformation.
+        """
+
+        def form(where: Form) -> Compiled:
+            def evaluate_here(
+                closed: Any, args: Sequence[Any]
+            ) -> tuple[list[Any], Any]:
+                return evaluate(closed, args, where)
+
+            return compiled(fun, key, lambda: (evaluate_here, None), where, static)
+
+        return cls(form(INSIDE), form(outermost))
+
+    @property
+    def static(self) -> Static:
+        return self.inside.static
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the function, and what the transformation adds."""
+        form = self.outermost if is_outermost() else self.inside
+        return form(*args, **kwargs)
+
+
+def cached_forms(fun: Any, options: Any, make: Callable[[Any, Any], Forms]) -> Forms:
+    """`make(fun, options)`, or the cached forms.
+
+    This is on the path of every call of a transformation that is written anew each
+    time, so it takes the options as they were given, and checks nothing.
+    """
+    found: Forms | None = _forms.find(fun, options)
+    if found is None:
+        found = _forms.get(fun, options, lambda _: make(fun, options))
+    return found

@@ -1,0 +1,686 @@
+"""Derivative rules: what they recompute is no event, what they alone log is one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from tests.interpreter.programs_that_log import every_way, logged, printed, rows, tapped
+
+# --- recomputation -----------------------------------------------------------
+
+
+def recomputing(log_in_bwd=True):
+    """A function whose backward rule computes the forward pass again."""
+
+    def body(x):
+        return jnp.sin(logged(x, "x"))
+
+    @jax.custom_vjp
+    def f(x):
+        return body(x)
+
+    def bwd(x, ct):
+        _, pullback = jax.vjp(body, x)
+        if log_in_bwd:
+            logged(ct, "ct")
+        return pullback(ct)
+
+    f.defvjp(lambda x: (body(x), x), bwd)
+    return f
+
+
+def jitted_recomputing():
+    """The same by functions that JAX keeps traced."""
+    body = jax.jit(lambda x: jnp.sin(logged(x, "x")))
+
+    @jax.custom_vjp
+    def f(x):
+        return body(x)
+
+    @jax.jit
+    def bwd(x, ct):
+        return jax.vjp(body, x)[1](logged(ct, "ct"))
+
+    f.defvjp(lambda x: (body(x), x), bwd)
+    return f
+
+
+RECOMPUTING = [recomputing, jitted_recomputing]
+
+
+@pytest.mark.parametrize("make", RECOMPUTING)
+def test_recomputation_in_a_backward_rule_is_no_event(make):
+    f = make()
+    for found in every_way(jax.grad(f), 0.5):
+        assert found == [{"x": 0.5}, {"ct": 1.0}]
+    gradient, logs = lox.spool(jax.grad(f))(0.5)
+    assert logs == {"x": 0.5, "ct": 1.0}
+    np.testing.assert_allclose(gradient, np.cos(0.5), rtol=1e-6)
+    with printed() as seen:
+        lox.nolog(jax.grad(f))(0.5)
+        lox.spool(jax.grad(f))(0.5)
+    assert seen == []
+
+
+@pytest.mark.parametrize("make", RECOMPUTING)
+@pytest.mark.parametrize(
+    "around", [jax.jit, jax.checkpoint, lambda f: lambda x: lax.cond(x > 0, f, f, x)]
+)
+def test_recomputation_is_no_event_inside_other_transformations(make, around):
+    f = around(make())
+    for found in every_way(jax.grad(f), 0.5):
+        assert rows(found, "x") == [0.5] and rows(found, "ct") == [1.0]
+    assert lox.spool(jax.grad(f))(0.5)[1] == {"x": 0.5, "ct": 1.0}
+
+
+@pytest.mark.parametrize("make", RECOMPUTING)
+def test_recomputation_is_no_event_in_a_scan(make):
+    f = make()
+
+    def loop(x):
+        return lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]
+
+    xs = [0.5, float(jnp.sin(0.5)), float(jnp.sin(jnp.sin(0.5)))]
+    for found in every_way(jax.grad(loop), 0.5):
+        np.testing.assert_allclose(rows(found, "x"), xs, rtol=1e-6)
+        assert len(rows(found, "ct")) == 3
+    logs = lox.spool(jax.grad(loop))(0.5)[1]
+    np.testing.assert_allclose(logs["x"], xs, rtol=1e-6)
+    assert logs["ct"].shape == (3,) and logs["ct"][0] == 1
+
+
+@pytest.mark.parametrize("make", RECOMPUTING)
+def test_recomputation_is_no_event_under_vmap(make):
+    f = make()
+    xs = jnp.array([0.5, 1.5])
+    for g in (jax.vmap(jax.grad(f)), jax.grad(lambda xs: jax.vmap(f)(xs).sum())):
+        for found in every_way(g, xs):
+            assert rows(found, "x") == [0.5, 1.5] and rows(found, "ct") == [1, 1]
+        logs = lox.spool(g)(xs)[1]
+        assert logs["x"].tolist() == [0.5, 1.5] and logs["ct"].tolist() == [1, 1]
+
+
+def test_recomputation_is_no_event_in_second_derivatives():
+    f = recomputing(log_in_bwd=False)
+    once = tapped(jax.grad(f), 0.5)
+    assert once == [{"x": 0.5}]
+    second, logs = lox.spool(jax.grad(jax.grad(f)))(0.5)
+    assert set(np.ravel(logs["x"]).tolist()) == {0.5}
+    np.testing.assert_allclose(second, -np.sin(0.5), rtol=1e-6)
+
+
+def test_a_helper_is_one_line_for_each_key_that_it_logs():
+    @jax.custom_vjp
+    def f(x):
+        return logged(x, "value") * 2
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (logged(ct, "cotangent") * 2,))
+    for found in every_way(jax.grad(f), 3.0):
+        assert found == [{"value": 3.0}, {"cotangent": 1.0}]
+
+
+def test_of_an_event_with_old_and_new_keys_the_new_ones_are_left():
+    def report(**values):
+        lox.log(values)
+
+    @jax.custom_vjp
+    def f(x):
+        report(x=x)
+        return x * 2
+
+    def bwd(x, ct):
+        report(x=x, ct=ct)
+        return (ct * 2,)
+
+    f.defvjp(lambda x: (f(x), x), bwd)
+    for found in every_way(jax.grad(f), 3.0):
+        assert found == [{"x": 3.0}, {"ct": 1.0}]
+
+
+def test_what_one_function_has_logged_does_not_silence_another():
+    body = jax.jit(lambda x: logged(x, "x") * 2)
+
+    @jax.custom_vjp
+    def first(x):
+        return body(x)
+
+    first.defvjp(lambda x: (body(x), x), lambda x, ct: (ct * body(x) / x,))
+
+    @jax.custom_vjp
+    def second(x):
+        return x * 2
+
+    second.defvjp(lambda x: (x * 2, x), lambda x, ct: (ct * body(x) / x,))
+    for _ in range(2):  # what JAX keeps of `body` must be the same each time
+        assert tapped(jax.grad(first), 3.0) == [{"x": 3.0}]
+        assert tapped(jax.grad(second), 5.0) == [{"x": 5.0}]
+        assert tapped(body, 7.0) == [{"x": 7.0}]
+        with printed() as seen:
+            jax.grad(first)(3.0)
+            jax.grad(second)(5.0)
+            body(7.0)
+        assert seen == [{"x": 3.0}, {"x": 5.0}, {"x": 7.0}]
+
+
+def test_a_rule_that_calls_its_function_twice_logs_once():
+    @jax.custom_jvp
+    def exp(x):
+        return jnp.exp(logged(x, "x"))
+
+    exp.defjvp(lambda p, t: (exp(*p), exp(*p) * t[0]))
+    for g in (jax.grad(exp), jax.jit(jax.grad(exp)), jax.grad(jax.jit(exp))):
+        for found in every_way(g, 0.5):
+            assert found == [{"x": 0.5}]
+    gradient, logs = jax.grad(lox.spool(exp), has_aux=True)(0.5)
+    assert logs == {"x": 0.5}
+    np.testing.assert_allclose(gradient, np.exp(0.5), rtol=1e-6)
+    assert tapped(lambda x: jax.jvp(exp, (x,), (1.0,)), 0.5) == [{"x": 0.5}]
+
+
+def test_python_control_flow_in_eager_rules_is_left_alone():
+    @jax.custom_vjp
+    def f(x):
+        return logged(x, "x") * 2
+
+    def fwd(x):
+        assert float(x) > 0  # eager values are concrete
+        return f(x), float(x)
+
+    def bwd(x, ct):
+        return (ct * 2 if float(x) > 0 and float(ct) else ct,)
+
+    f.defvjp(fwd, bwd)
+    with printed() as seen:
+        assert jax.grad(f)(jnp.float32(3.0)) == 2
+    assert seen == [{"x": 3.0}]
+
+
+def test_a_scan_whose_backward_rule_scans_again():
+    def steps(x):
+        return lax.scan(lambda c, i: (logged(c, "c") * i, None), x, jnp.arange(1.0, 4))
+
+    @jax.custom_vjp
+    def f(x):
+        return steps(x)[0]
+
+    f.defvjp(lambda x: (steps(x)[0], x), lambda x, ct: jax.vjp(steps, x)[1]((ct, None)))
+    for found in every_way(jax.grad(f), 1.0):
+        assert rows(found, "c") == [1, 1, 2]
+    assert jax.grad(f)(1.0) == 6
+
+
+# --- solvers -----------------------------------------------------------------
+
+
+def root(x):
+    def equation(y):
+        return logged(y, "y") ** 2 - x
+
+    def solve(f, y):
+        return lax.fori_loop(0, 3, lambda i, y: y - f(y) / (2 * y), y)
+
+    return lax.custom_root(equation, x, solve, lambda g, y: y / g(1.0))
+
+
+def linear(x):
+    def solve(matvec, b):
+        return logged(b, "b") / matvec(jnp.ones_like(b))
+
+    def matvec(v):
+        return logged(v, "v") * x
+
+    return lax.custom_linear_solve(matvec, x * jnp.ones(1), solve, symmetric=True).sum()
+
+
+@pytest.mark.parametrize("solver", [root, linear])
+def test_derivatives_of_solutions_add_no_events(solver):
+    expected = tapped(solver, 1.5)
+    by_key = {key: rows(expected, key) for call in expected for key in call}
+    for derivative in (
+        jax.grad(solver),
+        lambda x: jax.jvp(solver, (x,), (1.0,)),
+        lambda x: jax.linearize(solver, x)[0],
+        lambda x: jax.vmap(jax.grad(solver))(x[None]),
+        jax.grad(jax.jit(solver)),
+        jax.grad(jax.checkpoint(solver)),
+    ):
+        for found in every_way(derivative, jnp.float32(1.5)):
+            for key, values in by_key.items():
+                assert rows(found, key) == values
+            assert {key for call in found for key in call} == set(by_key)
+        logs = lox.spool(derivative)(jnp.float32(1.5))[1]
+        assert set(logs) == set(by_key)
+
+
+@pytest.mark.parametrize("solver", [root, linear])
+def test_nothing_leaks_from_the_derivatives_of_solutions(solver):
+    plain = lox.spool(solver)(1.5)[1]
+    expected = jax.grad(lox.nolog(solver))(1.5)
+    with printed() as seen:
+        for _ in range(2):
+            gradient, logs = jax.grad(lox.spool(solver), has_aux=True)(1.5)
+            assert gradient == expected
+            assert logs.keys() == plain.keys()
+            for key, value in plain.items():
+                np.testing.assert_array_equal(logs[key], value)
+            jax.grad(lox.nolog(solver))(1.5)
+            lox.nolog(jax.grad(solver))(1.5)
+            jax.vmap(lox.nolog(solver))(jnp.array([1.5, 2.0]))
+            jax.vmap(jax.grad(lox.nolog(solver)))(jnp.array([1.5, 2.0]))
+            lox.spool(jax.grad(solver))(1.5)
+            calls = []
+            jax.grad(lox.tap(solver, calls.append))(1.5)
+            jax.effects_barrier()
+            assert calls == tapped(solver, 1.5)
+    assert seen == []
+
+
+def test_what_a_tangent_solve_alone_logs_is_an_event_of_the_derivative():
+    def f(x):
+        return lax.custom_root(
+            lambda y: y - x,
+            x,
+            lambda g, y: y - logged(g(y), "residual"),
+            lambda g, y: y / logged(g(1.0), "slope"),
+        )
+
+    assert tapped(f, 2.0) == [{"residual": 0.0}]
+    found = tapped(lambda x: jax.jvp(f, (x,), (1.0,)), 2.0)
+    assert found == [{"residual": 0.0}, {"slope": 1.0}]
+
+
+# --- a transformation inside a derivative ------------------------------------
+
+
+def helper(x):
+    lox.log({"h": x})
+    return x * x
+
+
+def same_line_jvp():
+    @jax.custom_jvp
+    def f(x):
+        return helper(x)
+
+    f.defjvp(lambda p, t: (p[0] * p[0], helper(p[0] + 10.0) * t[0]))
+    return f
+
+
+def same_line_vjp():
+    @jax.custom_vjp
+    def f(x):
+        return helper(x)
+
+    f.defvjp(lambda x: (x * x, helper(x + 10.0)), lambda r, ct: (ct * r,))
+    return f
+
+
+def same_line_in_a_scan():
+    def loop(x):
+        return lax.scan(lambda c, _: (helper(c), None), x, None, length=2)[0]
+
+    @jax.custom_vjp
+    def f(x):
+        return loop(x)
+
+    f.defvjp(lambda x: (loop(x + 0.5), x), lambda x, ct: (ct * x,))
+    return f
+
+
+@pytest.mark.parametrize(
+    "make",
+    [same_line_jvp, same_line_vjp, same_line_in_a_scan],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("options", [{}, {"reduce": "sum"}])
+def test_grad_of_spool_gives_the_functions_values_where_its_rule_logs_by_its_line(
+    make, options
+):
+    f = make()
+    expected = lox.spool(f, **options)(1.5)[1]
+    for g in (f, jax.jit(f), lambda x: jax.vmap(f)(x[None])[0]):
+        x = jnp.float32(1.5)
+        for spooled in (lox.spool(g, **options), jax.jit(lox.spool(g, **options))):
+            _, logs = jax.grad(spooled, has_aux=True)(x)
+            logs = logs.compact()
+            np.testing.assert_array_equal(np.ravel(logs["h"]), np.ravel(expected["h"]))
+    calls = []
+    jax.grad(lox.tap(f, calls.append, **options))(1.5)
+    jax.effects_barrier()
+    found = np.ravel([c["h"] for c in calls])
+    np.testing.assert_array_equal(found, np.ravel(expected["h"]))
+
+
+def equations(jaxpr, name):
+    """How many equations of a primitive there are, at any depth."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        count += eqn.primitive.name == name
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    count += equations(inner, name)
+    return count
+
+
+def rule_calls_function():
+    @jax.custom_vjp
+    def f(x):
+        return lax.scan(lambda c, _: (jnp.sin(helper(c)), None), x, None, length=2)[0]
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (ct * x,))
+    return f
+
+
+def rule_linearizes_function():
+    def body(x):
+        return lax.scan(lambda c, _: (jnp.sin(helper(c)), None), x, None, length=2)[0]
+
+    f = jax.custom_vjp(body)
+    f.defvjp(lambda x: jax.vjp(body, x), lambda pullback, ct: pullback(ct))
+    return f
+
+
+def jvp_rule_calls_function():
+    @jax.custom_jvp
+    def f(x):
+        return lax.scan(lambda c, _: (jnp.sin(helper(c)), None), x, None, length=2)[0]
+
+    f.defjvp(lambda p, t: (f(*p), t[0]))
+    return f
+
+
+@pytest.mark.parametrize(
+    "make",
+    [rule_calls_function, rule_linearizes_function, jvp_rule_calls_function],
+    ids=lambda f: f.__name__,
+)
+def test_a_rule_that_computes_its_function_is_not_run_beside_it(make):
+    f = make()
+    count = equations(jax.make_jaxpr(jax.grad(lox.nolog(f)))(0.5), "scan")
+    spooled = jax.grad(lox.spool(f), has_aux=True)
+    assert equations(jax.make_jaxpr(spooled)(0.5), "scan") == count
+    expected = lox.spool(f)(0.5)[1]
+    assert spooled(0.5)[1]["h"].tolist() == expected["h"].tolist()
+
+
+@jax.custom_vjp
+def rules_log(x):
+    return logged(x, "value") * 2
+
+
+rules_log.defvjp(
+    lambda x: (rules_log(x), x), lambda x, ct: (logged(ct, "cotangent") * 7,)
+)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+def test_tap_inside_grad_takes_the_functions_events_and_warns_of_the_rules(around):
+    f = around(rules_log)
+    calls = []
+    with printed() as seen, pytest.warns(lox.LoxWarning, match="'cotangent'.*outside"):
+        assert jax.grad(lox.tap(f, calls.append))(3.0) == 7
+        jax.effects_barrier()
+    assert calls == [{"value": 3.0}] and seen == []
+    with printed() as seen, pytest.warns(lox.LoxWarning, match="'cotangent'"):
+        assert jax.grad(lox.spool(f), has_aux=True)(3.0)[1] == {"value": 3.0}
+    assert seen == []
+    with printed() as seen:
+        assert jax.grad(lox.nolog(f))(3.0) == 7
+    assert seen == []
+    assert tapped(jax.grad(f), 3.0) == [{"value": 3.0}, {"cotangent": 1.0}]
+
+
+def test_a_rules_events_that_are_not_selected_are_left_for_whoever_is_outside():
+    inner = functools.partial(lox.tap, callback=lambda logs: None, argnames="value")
+    assert tapped(jax.grad(inner(rules_log)), 3.0) == [{"cotangent": 1.0}]
+    spooled = lox.spool(rules_log, argnames="value")
+    (_, inside), logs = lox.spool(jax.grad(spooled, has_aux=True))(3.0)
+    assert inside == {"value": 3.0} and logs == {"cotangent": 1.0}
+    kept = lox.spool(rules_log, keep_logs=True)
+    _, logs = lox.spool(jax.grad(kept, has_aux=True))(3.0)
+    assert logs == {"value": 3.0, "cotangent": 1.0}
+
+
+def loop_in_bwd(x, ct):
+    def body(c):
+        return logged(c, "ct") + 1
+
+    return (lax.while_loop(lambda c: c < 3, body, ct) * x,)
+
+
+def custom_function_in_bwd(x, ct):
+    f = jax.custom_jvp(lambda c: logged(c, "ct"))
+    f.defjvp(lambda p, t: (p[0], t[0]))
+    return (f(ct) * x,)
+
+
+@pytest.mark.parametrize("bwd", [loop_in_bwd, custom_function_in_bwd])
+def test_a_backward_rule_may_log_in_loops_and_custom_functions(bwd):
+    f = jax.custom_vjp(lambda x: x * x)
+    f.defvjp(lambda x: (x * x, x), bwd)
+    expected = [1.0, 2.0] if bwd is loop_in_bwd else [1.0]
+    for found in every_way(jax.grad(f), 3.0):
+        assert rows(found, "ct") == expected
+    assert lox.spool(jax.grad(f), capacity=5)(3.0)[1]["ct"].tolist() in (expected, 1.0)
+    gradient = jax.grad(lox.nolog(f))(3.0)
+    with pytest.warns(lox.LoxWarning, match="'ct'"):
+        assert jax.grad(lox.tap(f, lambda logs: None))(3.0) == gradient
+    with pytest.warns(lox.LoxWarning, match="'ct'"):
+        assert jax.grad(lox.tap(f, lambda logs: None, buffer=2))(3.0) == gradient
+    with pytest.warns(lox.LoxWarning, match="'ct'"):
+        assert jax.grad(lambda x: lox.spool(f)(x)[0])(3.0) == gradient
+
+
+def test_the_backward_pass_of_odeint_is_recomputation():
+    from jax.experimental.ode import odeint
+
+    def f(x):
+        def field(y, t):
+            return -logged(y, "y") * x
+
+        return odeint(field, x, jnp.array([0.0, 0.1]))[-1]
+
+    expected = rows(tapped(f, 1.5), "y")
+    assert rows(tapped(jax.grad(f), 1.5), "y") == expected
+    calls = []
+    gradient = jax.grad(lox.tap(f, calls.append))(1.5)
+    jax.effects_barrier()
+    assert rows(calls, "y") == expected
+    np.testing.assert_allclose(gradient, jax.grad(lox.nolog(f))(1.5))
+
+
+# --- rules that JAX defines for functions of the user ------------------------
+
+
+@jax.custom_gradient
+def with_custom_gradient(x):
+    def pullback(ct):
+        return logged(ct, "ct") * 2 * x
+
+    return logged(x, "x") ** 2, pullback
+
+
+def test_custom_gradient_is_reached():
+    assert tapped(jax.grad(with_custom_gradient), 3.0) == [{"x": 3.0}, {"ct": 1.0}]
+    with printed() as seen:
+        assert jax.grad(lox.nolog(with_custom_gradient))(3.0) == 6
+        assert lox.nolog(jax.grad(with_custom_gradient))(3.0) == 6
+        with pytest.warns(lox.LoxWarning, match="'ct'"):
+            logs = jax.grad(lox.spool(with_custom_gradient), has_aux=True)(3.0)[1]
+        assert logs == {"x": 3.0}
+        calls = []
+        with pytest.warns(lox.LoxWarning, match="'ct'"):
+            jax.grad(lox.tap(with_custom_gradient, calls.append))(3.0)
+            jax.effects_barrier()
+        assert calls == [{"x": 3.0}]
+    assert seen == []
+
+
+def test_rules_given_by_defjvps_are_reached():
+    @jax.custom_jvp
+    def f(x):
+        return x * x
+
+    f.defjvps(lambda t, ans, x: 2 * logged(x, "x") * t)
+    with printed() as seen:
+        assert jax.grad(lox.nolog(f))(3.0) == 6
+    assert seen == []
+    assert tapped(jax.grad(f), 3.0) == [{"x": 3.0}]
+
+
+def test_a_function_after_closure_convert_is_reached():
+    def f(x, y):
+        converted, consts = jax.closure_convert(lambda v: logged(v, "v") * y, x)
+
+        @jax.custom_vjp
+        def call(x, *consts):
+            return converted(x, *consts)
+
+        def bwd(res, ct):
+            return jax.vjp(converted, *res)[1](ct)
+
+        call.defvjp(lambda *args: (converted(*args), args), bwd)
+        return call(x, *consts)
+
+    for found in every_way(jax.grad(f), 3.0, 2.0):
+        assert found == [{"v": 3.0}]
+    with printed() as seen:
+        assert jax.grad(lox.nolog(f))(3.0, 2.0) == 2
+    assert seen == []
+
+
+# --- residuals ---------------------------------------------------------------
+
+
+def with_residual(residual, use):
+    @jax.custom_vjp
+    def f(x):
+        return logged(x, "x") * 2
+
+    f.defvjp(lambda x: (f(x), residual), lambda r, ct: (ct * (2 if use(r) else 0),))
+    return f
+
+
+RESIDUALS = {
+    "bool": (True, lambda r: bool(r)),
+    "int": (3, lambda r: len(range(int(r))) == 3),
+    "none": (None, lambda r: r is None),
+    "dict": (
+        {"flag": True, "n": 2, "none": None},
+        lambda r: r["flag"] and int(r["n"]) == 2 and r["none"] is None,
+    ),
+    "string in the structure": (
+        jax.tree_util.Partial(str.upper),
+        lambda r: r("a") == "A",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+@pytest.mark.parametrize(
+    "around", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))]
+)
+def test_residuals_that_are_python_values_reach_the_backward_rule_as_they_are(
+    name, around
+):
+    f = around(with_residual(*RESIDUALS[name]))
+    assert jax.grad(f)(1.0) == 2
+    gradient, logs = jax.grad(lox.spool(f), has_aux=True)(1.0)
+    assert gradient == 2 and logs == {"x": 1.0}
+    gradient, logs = lox.spool(jax.grad(f))(1.0)
+    assert gradient == 2 and logs == {"x": 1.0}
+    for options in ({}, {"reduce": "mean"}, {"buffer": 2}, {"argnames": "x"}):
+        calls = []
+        assert jax.grad(lox.tap(f, calls.append, **options))(1.0) == 2
+        jax.effects_barrier()
+        assert len(calls) == 1
+    assert jax.grad(lox.nolog(f))(1.0) == 2
+    assert jax.jit(jax.grad(lox.nolog(f)))(1.0) == 2
+    assert jax.vmap(jax.grad(lox.nolog(f)))(jnp.ones(2)).tolist() == [2, 2]
+
+
+def test_arguments_that_are_not_differentiated_reach_the_rules_as_they_are():
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+    def f(mode, n, x):
+        return logged(x, "x") * n
+
+    def bwd(mode, n, res, ct):
+        assert mode == "fast" and isinstance(n, int)
+        return (ct * n,)
+
+    f.defvjp(lambda mode, n, x: (f(mode, n, x), None), bwd)
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+    def g(n, x):
+        return logged(x, "x") * n
+
+    @g.defjvp
+    def _(n, primals, tangents):
+        assert isinstance(n, int)
+        return g(n, *primals), tangents[0] * n
+
+    for h in (functools.partial(f, "fast", 3), functools.partial(g, 3)):
+        gradient, logs = jax.grad(lox.spool(h), has_aux=True)(1.0)
+        assert gradient == 3 and logs == {"x": 1.0}
+        assert jax.grad(lox.nolog(h))(1.0) == 3
+        assert tapped(jax.grad(h), 1.0) == [{"x": 1.0}]
+
+
+# --- custom functions in loops under checkpoint ------------------------------
+
+
+def logging_custom_jvp(x):
+    f = jax.custom_jvp(lambda v: logged(v, "v") * 1.5)
+    f.defjvp(lambda p, t: (p[0] * 1.5, t[0]))
+    return f(x)
+
+
+def logging_custom_vjp(x):
+    f = jax.custom_vjp(lambda v: logged(v, "v") * 1.5)
+    f.defvjp(lambda v: (f(v), None), lambda r, ct: (ct,))
+    return f(x)
+
+
+def logging_root(x):
+    return lax.custom_root(
+        lambda y: logged(y, "v") - 1.5 * x,
+        x,
+        lambda f, y: y - f(y),
+        lambda g, y: y / g(1.0),
+    )
+
+
+def logging_solve(x):
+    return lax.custom_linear_solve(
+        lambda v: v / 1.5, x, lambda _, b: logged(b, "v") * 1.5, symmetric=True
+    )
+
+
+@pytest.mark.parametrize(
+    "custom",
+    [logging_custom_jvp, logging_custom_vjp, logging_root, logging_solve],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("inner", [lambda f: f, jax.jit])
+def test_a_custom_function_may_log_in_a_loop_in_a_checkpoint(custom, inner):
+    def f(x):
+        def body(c):
+            return c[0] + 1, inner(custom)(c[1])
+
+        loop = lax.while_loop(lambda c: c[0] < 2, body, (0, lax.stop_gradient(x)))
+        return x + 0.1 * loop[1]
+
+    g = jax.grad(jax.checkpoint(f))
+    for found in every_way(g, 1.0):
+        assert rows(found, "v") == [1.0, 1.5]
+    assert g(1.0) == lox.nolog(g)(1.0) == jax.grad(jax.checkpoint(lox.nolog(f)))(1.0)
+    assert lox.spool(g, capacity=3)(1.0)[1]["v"].tolist() == [1.0, 1.5]
+    xs = jnp.ones(2)
+    assert rows(tapped(jax.vmap(g), xs), "v") == [1.0, 1.0, 1.5, 1.5]

@@ -1,0 +1,251 @@
+"""Logs under `vmap`, `shard_map` and `pmap`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import lox
+from tests.interpreter.programs_that_log import (
+    branchy,
+    custom_vjp,
+    logged,
+    rows,
+    spooled,
+    tapped,
+)
+
+# --- vmap --------------------------------------------------------------------
+
+
+def test_lanes_come_after_time_inside_and_before_it_outside():
+    def f(x):
+        lax.scan(lambda c, i: (logged(x + i), None), x, jnp.arange(3))
+        return x
+
+    xs = jnp.arange(2) * 10
+    assert spooled(jax.vmap(f), xs)["x"].tolist() == [[0, 10], [1, 11], [2, 12]]
+    _, logs = jax.vmap(lox.spool(f))(xs)
+    assert logs["x"].tolist() == [[0, 1, 2], [10, 11, 12]]
+    nested = spooled(jax.vmap(jax.vmap(f)), jnp.arange(6).reshape(2, 3))
+    assert nested["x"].shape == (3, 2, 3)
+
+
+def test_in_axes_out_axes_and_unmapped_values():
+    def f(x, y):
+        lox.log({"x": x, "y": y, "one": 1.0})
+        return x
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    vf = jax.vmap(f, in_axes=(1, None), out_axes=1)
+    y, logs = lox.spool(vf)(xs, 5.0)
+    assert y.tolist() == xs.tolist()
+    assert logs["x"].tolist() == xs.T.tolist()
+    assert logs["y"].tolist() == [5, 5, 5] and logs["one"].tolist() == [1, 1, 1]
+
+
+def test_a_function_of_constants_logs_in_every_lane():
+    def f(x):
+        lox.log({"one": 1})
+        return x
+
+    assert len(tapped(jax.vmap(f), jnp.zeros(3))) == 3
+
+
+def test_named_axes_and_spmd_axes():
+    def f(x):
+        return logged(lax.psum(x, "i"))
+
+    assert spooled(jax.vmap(f, axis_name="i"), jnp.arange(3.0))["x"].tolist() == [3] * 3
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        g = jax.vmap(logged, spmd_axis_name="d")
+        assert spooled(g, jnp.arange(8.0))["x"].tolist() == list(range(8))
+
+
+def test_lanes_that_take_different_branches_log_their_own():
+    xs = jnp.array([1.0, -1.0, 2.0])
+    alone = [spooled(branchy, x) for x in xs]
+    assert spooled(jax.vmap(branchy), xs).lanes() == alone
+    assert jax.vmap(lox.spool(branchy))(xs)[1].lanes() == alone
+    assert jax.jit(lox.spool(jax.vmap(branchy)))(xs)[1].lanes() == alone
+    for calls in (tapped(jax.vmap(branchy), xs),):
+        assert sorted(rows(calls, "pos")) == [1, 2] and rows(calls, "neg") == [-1]
+        assert rows(calls, "loop") == [1, 2, 2, 3]
+
+
+def test_lanes_that_leave_a_while_loop_at_different_times_stop_logging():
+    def f(n):
+        def cond(i):
+            lox.log({"cond": i}, n=n)
+            return i < n
+
+        def body(i):
+            lox.log({"body": i}, n=n)
+            return lax.cond(i % 2 == 0, lambda i: logged(i, "even"), lambda i: i, i) + 1
+
+        return lax.while_loop(cond, body, 0)
+
+    ns = jnp.array([0, 3, 1])
+    for calls in (
+        tapped(jax.vmap(f), ns),
+        tapped(jax.vmap(jax.vmap(f)), ns[None]),
+        tapped(jax.jit(jax.vmap(f)), ns),
+    ):
+        for n in (0, 3, 1):
+            mine = [c for c in calls if "n" in c.steps and c.n[next(iter(c))] == n]
+            assert rows(mine, "body") == list(range(n))
+            assert rows(mine, "cond") == list(range(n + 1))
+        assert sorted(rows(calls, "even")) == [0, 0, 2]
+    assert jax.vmap(lox.nolog(f))(ns).tolist() == [0, 3, 1]
+
+
+def test_printing_under_a_vmapped_cond_shows_only_what_happened():
+    seen = []
+    lox.set_default(lambda logs: seen.append(dict(logs)))
+    jax.vmap(branchy)(jnp.array([-1.0, 2.0]))
+    jax.effects_barrier()
+    assert seen == [{"neg": -1.0}, {"pos": 2.0}, {"loop": 2.0}, {"loop": 3.0}]
+
+
+def test_a_backward_rule_under_a_vmapped_cond_logs_only_where_it_ran():
+    def f(x):
+        return lax.cond(x > 0, custom_vjp, lambda x: x * 3, x)
+
+    def total(xs):
+        return jax.vmap(f)(xs).sum()
+
+    xs = jnp.array([1.0, -1.0, 2.0])
+    for g in (jax.grad(total), jax.vmap(jax.grad(f))):
+        calls = tapped(g, xs)
+        assert rows(calls, "fwd") == [1, 2]
+        assert rows(calls, "bwd") == [1, 1]
+    assert jax.grad(total)(xs).tolist() == [7, 3, 7]
+
+
+# --- devices -----------------------------------------------------------------
+
+
+def mesh_of(*names, kind=jax.sharding.AxisType.Auto):
+    shape = {1: (8,), 2: (4, 2)}[len(names)]
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
+
+
+def test_shard_map_adds_a_device_axis():
+    mesh = mesh_of("i")
+
+    def f(x):
+        def body(c, i):
+            return c + logged(x.sum() * i), None
+
+        return x + lax.scan(body, x.sum() * 0, jnp.arange(2.0))[0]
+
+    g = jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x = jnp.arange(16.0)
+    sums = (x[0::2] + x[1::2]).tolist()
+    y, logs = lox.spool(g)(x)
+    assert logs["x"].tolist() == [[0.0] * 8, sums]
+    assert y.tolist() == jax.jit(g)(x).tolist()
+    assert spooled(jax.jit(g), x)["x"].tolist() == logs["x"].tolist()
+    assert sorted(rows(tapped(g, x), "x")) == sorted([0.0] * 8 + sums)
+
+
+def test_shard_map_over_two_axes_and_over_one_of_two():
+    mesh = mesh_of("i", "j")
+    x = jnp.arange(8.0).reshape(4, 2)
+
+    def f(x):
+        return logged(x.sum()) + x
+
+    both = jax.shard_map(f, mesh=mesh, in_specs=P("i", "j"), out_specs=P("i", "j"))
+    assert spooled(both, x)["x"].tolist() == list(range(8))
+    one = jax.shard_map(
+        f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), axis_names={"i"}
+    )
+    assert spooled(jax.jit(one), x)["x"].tolist() == [1, 5, 9, 13]
+    assert sorted(set(rows(tapped(jax.jit(one), x), "x"))) == [1, 5, 9, 13]
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_sharded_values_are_spooled_with_their_sharding(kind):
+    mesh = mesh_of("i", kind=getattr(jax.sharding.AxisType, kind))
+    with jax.set_mesh(mesh):
+        split = jax.sharding.NamedSharding(mesh, P("i"))
+        x = jax.device_put(jnp.arange(8.0), split)
+
+        def f(x):
+            def body(c, _):
+                return logged(c * 2), None
+
+            return lax.scan(body, x, None, length=3)[0]
+
+        y, logs = lox.spool(f)(x)
+        assert y.sharding == jax.jit(lox.nolog(f))(x).sharding
+        assert logs["x"][0].tolist() == (x * 2).tolist()
+        assert logs["x"].shape == (3, 8)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_callbacks_work_where_a_program_is_split_over_devices(kind):
+    mesh = mesh_of("i", kind=getattr(jax.sharding.AxisType, kind))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, P("i")))
+
+        def f(x):
+            lox.log({"x": x, "sum": x.sum()})
+            return x * 2
+
+        calls = tapped(f, x)
+        assert rows(calls, "sum") == [28] and rows(calls, "x") == [list(range(8))]
+        calls = []
+        jax.jit(lox.tap(f, calls.append))(x)
+        jax.effects_barrier()
+        assert rows(calls, "sum") == [28]
+        seen = []
+        lox.set_default(seen.append)
+        jax.jit(f)(x)
+        jax.effects_barrier()
+        assert rows(seen, "sum") == [28]
+
+
+# --- jet and pmap ------------------------------------------------------------
+
+
+def test_pmap_logs_on_every_device():
+    def f(x):
+        lox.log({"x": x}, step=1)
+
+        def body(c, i):
+            lox.log({"c": c})
+            return c + i, None
+
+        return lax.scan(body, lax.pmean(x, "d"), jnp.arange(2.0))[0]
+
+    xs = jnp.array([1.0, 3.0])
+    pmapped = partial(jax.pmap, axis_name="d")
+    wanted = [3.0, 3.0]
+    for _ in range(2):  # the second call finds what the first one compiled
+        out, logs = lox.spool(pmapped(f))(xs)
+        assert out.tolist() == wanted and logs["x"].tolist() == [1.0, 3.0]
+        assert logs["c"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+        assert logs.step["x"].tolist() == [1, 1]
+        out, logs = pmapped(lox.spool(f))(xs)
+        assert out.tolist() == wanted
+        assert [lane["x"].item() for lane in logs.lanes()] == [1.0, 3.0]
+    _, logs = lox.spool(pmapped(f), reduce="sum")(xs)
+    assert logs["c"].tolist() == [4.0, 4.0]
+    for make in (
+        lambda f, c: lox.tap(pmapped(f), c),
+        lambda f, c: pmapped(lox.tap(f, c)),
+    ):
+        calls = []
+        assert make(f, calls.append)(xs).tolist() == wanted
+        jax.effects_barrier()
+        assert sorted(float(call["x"]) for call in calls if "x" in call) == [1.0, 3.0]
+        assert sum("c" in call for call in calls) == 4
+    assert lox.nolog(pmapped(f))(xs).tolist() == wanted
+    gradient = lox.spool(pmapped(jax.grad(lambda x: x * f(x))))(xs)[1]
+    assert gradient["x"].tolist() == [1.0, 3.0]

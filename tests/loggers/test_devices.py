@@ -1,0 +1,109 @@
+"""Runs that several devices log to."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import lox
+import lox.loggers
+from tests.loggers.backends import MemoryLogger, on_devices, rows, scanned
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"interval": 1}], ids=str)
+def test_devices_of_a_mesh_write_to_one_run(kind, options):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    spec = PartitionSpec("d")
+    split = jax.shard_map(
+        lambda x: scanned(x.sum())[None], mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    xs = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, spec))
+    logger = MemoryLogger()
+    logger.tap(split, logger.init(0), **options)(xs)
+    (calls,) = logger.runs.values()
+    assert sorted(rows(calls)) == sorted(x * 2.0**i for x in range(4) for i in range(3))
+
+
+def test_a_program_begins_and_ends_a_run_that_its_devices_log_to():
+    """Their rows may come before `init`, and after `finish`."""
+    split = on_devices(lambda x: scanned(x.sum())[None])
+    expected = sorted(x * 2.0**i for x in range(4) for i in range(3))
+    for seed in range(5):
+        logger = lox.loggers.SaveLogger("store", exists="resume")
+
+        @jax.jit
+        def run(key, xs, logger=logger):
+            state = logger.init(key, config={"first": xs[1]})
+            ys = logger.tap(split, state)(xs)
+            logger.finish(state)
+            return ys
+
+        for count in (1, 2):
+            run(jax.random.key(seed), jnp.arange(4.0))
+            jax.effects_barrier()
+            found = lox.load("store", key=seed)["x"]
+            assert sorted(found.tolist()) == sorted(expected * count)
+        assert lox.runs("store")[-1].config == {"first": 1.0}
+
+
+def test_logs_of_a_state_that_nobody_has_begun_here_are_kept():
+    """As after a restart, of devices without order."""
+    split = on_devices(lambda x: scanned(x.sum(), 40)[None])
+    state = lox.loggers.LoggerState(jnp.array([0, 3], jnp.uint32))
+    logger = lox.loggers.SaveLogger("store")
+    jax.jit(logger.tap(split, state))(jnp.zeros(4))
+    jax.effects_barrier()
+    assert lox.load("store", key=3)["x"].tolist() == [0.0] * 160
+
+
+@pytest.mark.parametrize(
+    ("exists", "count"), [("resume", 8), ("overwrite", 4), ("new", None)]
+)
+def test_devices_that_begin_a_run_again_wait_for_its_end(exists, count):
+    logger = lox.loggers.SaveLogger("store", exists=exists)
+
+    @jax.jit
+    @on_devices
+    def run(x):
+        state = logger.init(5)
+        logger.tap(lambda x: lox.log({"x": x}), state)(x[0])
+        logger.finish(state)
+        return x
+
+    def twice(between):
+        run(jnp.arange(4.0))
+        between()
+        run(jnp.arange(4.0) + 100)
+        jax.effects_barrier()
+
+    with pytest.raises(lox.LoxValueError, match="Call `jax.effects_barrier"):
+        twice(lambda: None)
+    shutil.rmtree("store")
+    if count is None:
+        with pytest.raises(lox.StoreError, match="a run already exists at"):
+            twice(jax.effects_barrier)
+    else:
+        twice(jax.effects_barrier)
+        assert lox.load("store")["x"].size == count
+
+
+@pytest.mark.parametrize(
+    ("exists", "expected"), [("resume", [1, 2, 4, 2, 4, 8]), ("overwrite", [2, 4, 8])]
+)
+def test_a_run_without_order_may_begin_again(exists, expected):
+    logger = lox.loggers.SaveLogger("store", exists=exists)
+
+    @jax.jit
+    def run(x):
+        state = logger.init(3)
+        y = logger.tap(scanned, state, ordered=False)(x)
+        logger.finish(state)
+        return y
+
+    run(1.0)
+    run(2.0)
+    jax.effects_barrier()
+    assert sorted(lox.load("store")["x"].tolist()) == sorted(expected)

@@ -1,0 +1,314 @@
+"""Reductions: accuracy, dtypes, custom reductions, and which one applies."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from lox._reduce.named import REDUCTIONS, Named
+from tests.streams.programs_with_streams import (
+    NAMES,
+    average,
+    counted,
+    reduced,
+    scanned,
+    tapped,
+)
+
+# --- accuracy and dtypes -----------------------------------------------------
+
+
+def series(kind):
+    rng = np.random.default_rng(0)
+    steps = np.arange(1e6)
+    return {
+        "around zero": rng.normal(size=10**6),
+        "far from zero": 1e6 + rng.random(10**6),
+        "a loss that falls": 10 * np.exp(-steps / 1e3) + 0.1 + 0.01 * rng.random(10**6),
+        "an outlier first": np.where(steps == 0, 1e6, rng.random(10**6)),
+    }[kind].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "kind", ["around zero", "far from zero", "a loss that falls", "an outlier first"]
+)
+def test_a_million_float32_steps_lose_no_digits(kind):
+    xs = series(kind)
+    exact = xs.astype(np.float64)
+    for name, tolerance in (("mean", 1e-6), ("sum", 1e-6), ("var", 1e-4)):
+        found = float(reduced(jnp.asarray(xs), name)["x"])
+        np.testing.assert_allclose(found, getattr(np, name)(exact), rtol=tolerance)
+
+
+DTYPES = (
+    "bool int8 uint8 int32 uint32 float16 bfloat16 float32 complex64 float8_e4m3fn int4"
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.split())
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dtype_is_reduced_as_numpy_reduces_it(dtype, name):
+    values = np.array([1, 0, 1, 1, 0, 1, 0])
+    if dtype not in ("bool", "int4"):
+        values = values * 3
+    xs = jnp.asarray(values).astype(dtype)
+    found = reduced(xs, name)["x"]
+    if name in ("first", "last"):
+        expected = values[0 if name == "first" else -1]
+    elif name == "count":
+        expected = len(values)
+    else:
+        expected = getattr(np, name)(values)
+    # a value in between has the nearest number that the dtype has
+    tolerance = {"float8_e4m3fn": 0.07, "bfloat16": 4e-3, "float16": 1e-3}
+    np.testing.assert_allclose(
+        np.asarray(found, complex), expected, rtol=tolerance.get(dtype, 1e-6)
+    )
+    whole = not jnp.issubdtype(xs.dtype, jnp.inexact)
+    if name in ("min", "max", "first", "last"):
+        assert found.dtype == xs.dtype
+    elif name in ("mean", "std", "var") and whole:
+        assert found.dtype == jnp.float32
+    elif name == "sum" and dtype != "int4":
+        assert found.dtype == jnp.sum(xs).dtype
+
+
+def test_large_unsigned_numbers_keep_their_order():
+    xs = jnp.array([4_000_000_000, 5], jnp.uint32)
+    assert int(reduced(xs, "max")["x"]) == 4_000_000_000
+    assert int(reduced(xs, "min")["x"]) == 5
+
+
+@pytest.mark.parametrize("name", ["mean", "sum", "min", "max", "std", "var"])
+@pytest.mark.parametrize(
+    "values",
+    [(1, np.inf), (np.inf, 1), (np.nan, 1), (1, np.nan, 2), (np.inf, -np.inf), (1, 2)],
+    ids=str,
+)
+def test_nan_and_infinity_pass_as_in_numpy(name, values):
+    xs = np.array(values, np.float32)
+    with np.errstate(invalid="ignore"):
+        expected = getattr(np, name)(xs)
+    np.testing.assert_equal(np.asarray(reduced(jnp.asarray(xs), name)["x"]), expected)
+
+
+def test_complex_values_have_a_real_variance():
+    xs = np.array([1 + 1j, 2 - 3j, 0.5j], np.complex64)
+    for name in ("mean", "sum", "var", "std"):
+        found = reduced(jnp.asarray(xs), name)["x"]
+        np.testing.assert_allclose(found, getattr(np, name)(xs), rtol=1e-6)
+    assert reduced(jnp.asarray(xs), "var")["x"].dtype == jnp.float32
+
+
+def test_prng_keys_can_be_kept_but_not_added():
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def f(keys):
+        return lax.map(lambda k: (lox.log({"k": k}), 0)[1], keys)
+
+    for name, i in (("first", 0), ("last", -1)):
+        logs = lox.spool(f, reduce=name)(keys)[1]
+        assert (jax.random.key_data(logs["k"]) == jax.random.key_data(keys[i])).all()
+    logs = lox.spool(f, interval=2)(keys)[1]
+    assert (jax.random.key_data(logs["k"]) == jax.random.key_data(keys[::2])).all()
+    with pytest.raises(lox.LoxTypeError, match=r"'k', logged at .*no mean.*\"last\""):
+        lox.spool(f, reduce="mean")(keys)
+    with pytest.raises(lox.LoxTypeError, match=r"'k' is of .*no mean.*\"last\""):
+        lox.spool(f)(keys)[1].reduce("mean")
+
+
+def test_values_may_be_trees_and_python_numbers():
+    xs = {"a": jnp.arange(4.0), "b": (jnp.ones((4, 2)),)}
+    logs = reduced(xs, "sum")
+    assert logs["x"]["a"] == 6 and logs["x"]["b"][0].tolist() == [4, 4]
+    assert reduced(xs, "count")["x"] == 4
+
+    def f(xs):
+        lox.log({"x": 1})
+        return lax.map(lambda x: lox.log({"x": x}) and x, xs)
+
+    logs = lox.spool(f, reduce="mean")(jnp.array([2.0, 3.0], jnp.float16))[1]
+    assert logs["x"] == 2 and logs["x"].dtype == jnp.float16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spooled_and_stacked_reductions_agree(name):
+    xs = jnp.asarray(np.random.default_rng(1).normal(size=(50, 3)), jnp.float32)
+    found, expected = reduced(xs, name), lox.spool(scanned)(xs)[1].reduce(name)
+    np.testing.assert_allclose(found["x"], expected["x"], rtol=2e-6, atol=1e-6)
+    assert found["x"].dtype == expected["x"].dtype
+    assert found.step["x"] == expected.step["x"]
+
+
+class Product(Named):
+    name = "product"
+
+    def init(self, kind):
+        return jnp.ones(kind.shape, kind.dtype)
+
+    def update(self, carried, x, number):
+        return carried * x
+
+    def over_axis(self, rows, axis, mask):
+        return rows.prod(axis=axis)
+
+
+def test_a_reduction_is_one_entry_in_a_table(monkeypatch):
+    monkeypatch.setitem(REDUCTIONS, "product", Product())
+    xs = jnp.array([2.0, 3.0, 4.0])
+    for name in ("product", {"x": "product"}):
+        assert reduced(xs, name) == {"x": 24.0}
+        assert lox.spool(scanned)(xs)[1].reduce(name) == {"x": 24.0}
+    assert reduced(xs, "product", window=2)["x"].tolist() == [6, 4]
+    calls = tapped(scanned, xs, reduce="product", window=2)
+    assert [float(c["x"]) for c in calls] == [6, 4]
+    with pytest.raises(lox.LoxValueError, match=r"unknown.*there are mean.*product"):
+        reduced(xs, "quotient")
+
+
+# --- how reductions are chosen -----------------------------------------------
+
+
+def test_reductions_for_all_keys_by_key_and_at_the_call():
+    def f(xs):
+        def body(c, x):
+            lox.log({"a": x, "b": x})
+            lox.log({"c": x}, reduce="max")
+            return c, None
+
+        return lax.scan(body, 0, xs)[0]
+
+    xs = jnp.arange(4.0)
+    assert lox.spool(f)(xs)[1] == {"a": xs, "b": xs, "c": 3.0}
+    assert lox.spool(f, reduce="mean")(xs)[1] == {"a": 1.5, "b": 1.5, "c": 1.5}
+    assert lox.spool(f, reduce={"a": "sum", "[bc]": "first"})(xs)[1] == {
+        "a": 6.0,
+        "b": 0.0,
+        "c": 0.0,
+    }
+    assert lox.spool(f, reduce={"c": "append"})(xs)[1]["c"].tolist() == [0, 1, 2, 3]
+    assert lox.spool(f, reduce="replace")(xs)[1] == lox.spool(f, reduce="last")(xs)[1]
+
+
+def test_one_key_reduced_in_two_ways_names_both_lines():
+    def f(x):
+        lox.log({"x": x})
+        lox.log({"x": x}, reduce="mean")
+        lox.log({"x": x}, reduce="sum")
+
+    with pytest.raises(
+        lox.LoxValueError, match=r"'mean'` at .*:\d+ .*'sum'` at .*:\d+"
+    ):
+        lox.spool(f)(1.0)
+    assert lox.spool(f, reduce="max")(1.0)[1] == {"x": 1.0}  # this one wins
+
+
+# --- reductions of one's own -------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_reduction_of_ones_own_does_what_the_named_one_does(window):
+    xs = jnp.arange(10.0).reshape(5, 2)
+    wanted = reduced(xs, "mean", window=window)
+    assert reduced(xs, average, window=window) == wanted
+    mapped = lox.spool(jax.vmap(scanned), reduce=average, window=window)
+    batch = jnp.stack([xs, xs + 1])
+    for lane, one in zip(mapped(batch)[1].lanes(), batch, strict=True):
+        assert lane == reduced(one, "mean", window=window)
+
+
+def test_a_reduction_may_start_from_a_python_number():
+    product = lox.Reduction(1, lambda state, x: state * x)
+    assert reduced(jnp.array([2.5, 2.0]), product)["x"] == 5
+    assert reduced(jnp.array([2.5, 2.0, 3.0]), product, window=2)["x"].tolist() == [
+        5,
+        3,
+    ]
+    calls = tapped(scanned, jnp.array([2.5, 2.0, 3.0]), reduce=product, window=2)
+    assert [float(c["x"]) for c in calls] == [5, 3]
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_a_reduction_may_close_over_what_is_traced(window):
+    @jax.jit
+    def f(decay, xs):
+        smooth = lox.Reduction(decay, lambda s, x: decay * s + x, lambda s: s - decay)
+        return lox.spool(scanned, reduce=smooth, window=window)(xs)[1]
+
+    xs = jnp.array([1.0, 2.0])
+    assert jnp.ravel(f(0.5, xs)["x"]) == 0.5 * (0.5 * 0.5 + 1) + 2 - 0.5
+    calls = []
+
+    @jax.jit
+    def g(decay, xs):
+        smooth = lox.Reduction(decay, lambda s, x: decay * s + x)
+        return lox.tap(scanned, calls.append, reduce=smooth, window=window)(xs)
+
+    g(0.5, xs)
+    jax.effects_barrier()
+    assert [float(c["x"]) for c in calls] == [0.5 * (0.5 * 0.5 + 1) + 2]
+
+
+def test_a_reduction_may_give_another_structure():
+    span = lox.Reduction(
+        lambda x: (x + jnp.inf, x - jnp.inf),
+        lambda s, x: (jnp.minimum(s[0], x), jnp.maximum(s[1], x)),
+        lambda s: {"low": s[0], "high": s[1]},
+    )
+    logs = reduced(jnp.array([3.0, 1.0, 2.0]), span)
+    assert logs["x"] == {"low": 1.0, "high": 3.0}
+
+
+def test_logs_can_be_reduced_by_it_later():
+    xs = jnp.arange(10.0).reshape(5, 2)
+    logs = lox.spool(scanned)(xs)[1]
+    assert logs.reduce(average) == reduced(xs, "mean")
+    on_host = jax.tree.map(np.asarray, logs).reduce({"x": average})
+    assert isinstance(on_host["x"], np.ndarray) and on_host == reduced(xs, "mean")
+    ns = jnp.array([2, 1, 4])
+    for spooled in (
+        jax.vmap(lox.spool(counted, capacity=5)),
+        lox.spool(jax.vmap(counted), capacity=5),
+    ):
+        lanes = spooled(ns)[1].reduce(average).lanes()
+        assert [float(lane["i"]) for lane in lanes] == [0.5, 0, 1.5]
+        assert [int(lane.step["i"]) for lane in lanes] == [10, 0, 30]
+
+
+# --- bad input ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduce", ["median", 3, ("mean",), {"x": "median"}])
+def test_unknown_reductions_are_refused(reduce):
+    for transform in (lox.spool, lox.tap):
+        with pytest.raises(lox.LoxValueError, match="unknown reduction.*there are"):
+            transform(scanned, reduce=reduce)
+    with pytest.raises(lox.LoxValueError, match=r"`lox.log` at .*unknown reduction"):
+        lox.log({"x": 1}, reduce=reduce)
+
+
+def test_a_reduction_that_changes_its_state_is_refused():
+    xs = jnp.ones(3)
+    grows = lox.Reduction(jnp.zeros(1), lambda s, x: jnp.concatenate([s, x[None]]))
+    with pytest.raises(lox.ShapeError, match=r"'x', logged at .*float32\[1\].*\[2\]"):
+        reduced(xs, grows)
+    splits = lox.Reduction(jnp.zeros(()), lambda s, x: (s, x))
+    with pytest.raises(lox.ShapeError, match="`update`.*'x', logged at"):
+        reduced(xs, splits)
+    empty = lox.Reduction(jnp.zeros(()), lambda s, x: s, lambda s: ())
+    with pytest.raises(lox.LoxValueError, match="`finish`.*holds no array"):
+        reduced(xs, empty)
+
+
+def test_mistakes_in_a_reduction_name_the_key():
+    with pytest.raises(lox.LoxTypeError, match="`update` of a `lox.Reduction`"):
+        lox.Reduction(0, 3)
+    with pytest.raises(TypeError) as error:
+        reduced(jnp.ones(3), lox.Reduction(0.0, lambda s: s))
+    assert re.search(
+        "'x', logged at .*programs_with_streams.py", error.value.__notes__[0]
+    )

@@ -1,0 +1,301 @@
+"""Runs that are replaced while another writer has them open."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lox
+import lox.loggers
+from lox._store.creating import create_run, open_run
+from lox._store.writer import Writer
+from tests import programs
+from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.written_runs import scanned
+from tests.waiting import in_threads
+
+
+def overwriter(store):
+    logger = lox.loggers.SaveLogger(store, exists="overwrite")
+    return logger, logger.init(3)
+
+
+def log_rows(logger, state, first, count=5):
+    for i in range(count):
+        logger.log(state, {"x": first + i}, step=i)
+
+
+@pytest.mark.parametrize("rows_before", [0, 2])
+def test_overwriting_tells_the_writer_before(tmp_path, monkeypatch, rows_before):
+    monkeypatch.chdir(tmp_path)
+    old, old_state = overwriter("store")
+    log_rows(old, old_state, 0, rows_before)
+    new, new_state = overwriter("store")
+    with pytest.warns(lox.LoxWarning, match="another writer has replaced the run"):
+        for i in range(5):
+            log_rows(old, old_state, 100 + i, 1)
+            log_rows(new, new_state, 200 + i, 1)
+    old.finish(old_state)
+    new.finish(new_state)
+    assert lox.load("store", key=3)["x"].tolist() == [200, 201, 202, 203, 204]
+    assert lox.load(".lox/unsent")["x"].tolist() == [100, 101, 102, 103, 104]
+
+
+def test_overwriting_leaves_a_writer_that_only_finishes_in_peace(tmp_path):
+    old, old_state = overwriter(tmp_path)
+    log_rows(old, old_state, 0)
+    new, new_state = overwriter(tmp_path)
+    log_rows(new, new_state, 10)
+    old.finish(old_state)
+    new.finish(new_state)
+    assert lox.load(tmp_path, key=3)["x"].tolist() == [10, 11, 12, 13, 14]
+    run = tmp_path / "00000000-00000003"
+    assert sorted(path.name for path in run.glob("writer-*")) == [
+        "writer-0001",
+        "writer-0001.json",
+    ]
+
+
+def test_overwriting_leaves_a_writer_without_rows_in_peace(tmp_path):
+    old, old_state = overwriter(tmp_path)
+    new, new_state = overwriter(tmp_path)
+    old.finish(old_state)
+    log_rows(new, new_state, 0)
+    new.finish(new_state)
+    assert lox.load(tmp_path, key=3)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def removes(path):
+    """A logger that removes a directory at the third row."""
+
+    class Removes(lox.loggers.Logger):
+        def open(self, run):
+            return run
+
+        def write(self, run, logs):
+            if logs.step["x"] == 2:
+                shutil.rmtree(path)
+
+    return Removes()
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
+    tmp_path, monkeypatch, lanes
+):
+    monkeypatch.chdir(tmp_path)
+    saves = lox.loggers.SaveLogger("store")
+    logger = lox.loggers.MultiLogger(saves, removes("store/00000000-00000003"))
+
+    def run(seed):
+        return logger.tap(scanned, logger.init(seed), argnames="x")(0.0)
+
+    with pytest.warns(lox.LoxWarning, match="was removed while it was being written"):
+        jax.vmap(run)(jnp.array([3])) if lanes else jax.jit(run)(3)
+        jax.effects_barrier()
+    (unsent,) = lox.runs(".lox/unsent")
+    assert unsent.load().step["x"].tolist() == list(range(3, 50))
+    assert not os.path.exists("store/00000000-00000003")
+
+
+def test_saving_in_place_of_a_run_tells_its_logger(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old, old_state = overwriter("store")
+    lox.save({"x": 7}, "store", mode="w", key=3)
+    with pytest.warns(lox.LoxWarning, match="another writer has replaced the run"):
+        log_rows(old, old_state, 0)
+    assert lox.load("store", key=3) == {"x": 7}
+    assert lox.load(".lox/unsent")["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_saving_to_a_run_that_was_replaced_raises_once(tmp_path):
+    lox.save({"x": 1}, tmp_path / "run")
+    open_run(tmp_path / "run", "w").close()
+    with pytest.raises(lox.StoreError, match="another writer has replaced the run"):
+        lox.save({"x": 2}, tmp_path / "run")
+    lox.save({"x": 3}, tmp_path / "run")
+    assert lox.load(tmp_path / "run") == {"x": 3}
+
+
+def test_numbers_of_writers_are_not_used_again(tmp_path):
+    """Of whom a writer may still be there that has not written yet."""
+    old = [Writer(create_run(tmp_path / "run", "w"))]
+    for i in range(4):
+        writer = Writer(create_run(tmp_path / "run", "w"))
+        if i % 2:
+            writer.write(lox.logdict({"x": np.int8(i)}))
+        old.append(writer)
+    assert len({writer.number for writer in old}) == len(old)
+    last = old.pop()
+    for writer in old:
+        with pytest.raises(FileNotFoundError, match="was removed"):
+            writer.write(lox.logdict({"x": np.int8(100)}))
+    assert lox.load(tmp_path / "run") == {"x": 3}
+    last.close()
+
+
+@pytest.mark.parametrize("removed", ["run", "run/writer-0000"])
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_a_directory_made_anew_is_not_shared(tmp_path, removed, first):
+    """Somebody deletes a run without rows, and another writer takes its place."""
+    old = Writer(create_run(tmp_path / "run", "x"))
+    shutil.rmtree(tmp_path / removed)
+    new = Writer(create_run(tmp_path / "run", "a"))
+    assert new.number == old.number
+    told = []
+    for name in ("old", "new") if first == "old" else ("new", "old"):
+        try:
+            {"old": old, "new": new}[name].write(lox.logdict({name: np.int8(1)}))
+        except FileNotFoundError:
+            told.append(name)
+    assert told == ["old"] if removed == "run" else len(told) == 1
+    assert lox.load(tmp_path / "run") == dict.fromkeys({"old", "new"} - {*told}, 1)
+
+
+def overwriting_process(store, first):
+    """Begins a run, and writes a row for each line that it reads."""
+    os.chdir(store)
+    logger, state = overwriter("store")
+    print("ready", flush=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for i, line in enumerate(sys.stdin):
+            if line == "finish\n":
+                break
+            logger.log(state, {"x": int(first) + i}, step=i)
+            print("written", flush=True)
+        logger.finish(state)
+    print(json.dumps([str(one.message) for one in seen]), flush=True)
+
+
+class Process:
+    """A process of this file that is told what to do, a line at a time."""
+
+    def __init__(self, function, *arguments):
+        self.popen = programs.start(
+            programs.calling(function), *arguments, stdin=programs.PIPE
+        )
+        assert self.popen.stdout.readline() == "ready\n"
+
+    def tell(self, line):
+        self.popen.stdin.write(f"{line}\n")
+        self.popen.stdin.flush()
+        return self.popen.stdout.readline()
+
+    def finish(self):
+        told = json.loads(self.tell("finish"))
+        assert self.popen.communicate() == ("", "")
+        assert self.popen.returncode == 0
+        return told
+
+
+@pytest.mark.parametrize("order", ["abababab", "bbbbaaaa"])
+def test_two_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
+    processes = {
+        "a": Process(overwriting_process, tmp_path, 100),
+        "b": Process(overwriting_process, tmp_path, 200),
+    }
+    for name in order:
+        assert processes[name].tell("write") == "written\n"
+    told = {name: processes[name].finish() for name in ("ba" if order < "b" else "ab")}
+    assert len(told["a"]) == 1 and "has replaced the run" in told["a"][0]
+    assert told["b"] == []
+    found = lox.load(tmp_path / "store", key=3)
+    assert found["x"].tolist() == [200, 201, 202, 203]
+    unsent = lox.load(tmp_path / ".lox" / "unsent")
+    assert unsent["x"].tolist() == [100, 101, 102, 103]
+
+
+def overwrite_all_at_once(directory, rounds, count):
+    """All begin at once; when all have, all write. One has the run, others know it."""
+    without_fsync()
+    for number in range(int(rounds)):
+        path = pathlib.Path(directory) / str(number)
+        if number % 2:
+            lox.save({"x": -1}, path)
+        begin, write = os.pipe(), os.pipe()
+        ready = os.pipe()
+
+        def work(tell, child, path=path, begin=begin, write=write, ready=ready):
+            os.close(begin[1])
+            os.close(write[1])
+            os.read(begin[0], 1)  # until nobody can write there any more
+            writer = open_run(path, "w")
+            os.write(ready[1], b".")
+            os.read(write[0], 1)
+            for i in range(3):
+                with contextlib.suppress(FileNotFoundError):
+                    writer.write(lox.logdict({"x": np.int64(10 * child + i)}))
+                    tell(i)
+                    continue
+                break
+            writer.close()
+
+        children = [
+            fork(lambda tell, child=child: work(tell, child))
+            for child in range(int(count))
+        ]
+        os.close(begin[1])
+        for _ in children:
+            assert os.read(ready[0], 1) == b"."
+        os.close(write[1])
+        told = [last_told(pipe) for _, pipe in children]
+        for child, _ in children:
+            assert os.waitpid(child, 0)[1] == 0
+        for pipe in (begin[0], write[0], *ready):
+            os.close(pipe)
+        assert sorted(told) == [0] * (int(count) - 1) + [3], told
+        winner = told.index(3)
+        assert lox.load(path)["x"].tolist() == [10 * winner + i for i in range(3)]
+    print("done")
+
+
+def test_one_of_many_processes_that_overwrite_at_once_has_the_run(tmp_path):
+    assert in_a_process(overwrite_all_at_once, tmp_path, 40, 4) == "done\n"
+
+
+def test_one_of_many_threads_that_overwrite_at_once_has_the_run(tmp_path):
+    for number in range(20):
+        path, count = tmp_path / str(number), 4
+        barrier = threading.Barrier(count)
+        told, failures = set(), []
+
+        def work(i, path=path, barrier=barrier, told=told, failures=failures):
+            try:
+                barrier.wait()
+                writer = open_run(path, "w")
+                barrier.wait()
+                try:
+                    writer.write(lox.logdict({"x": np.int64(i)}))
+                except FileNotFoundError:
+                    told.add(i)
+                writer.close()
+            except BaseException as error:
+                failures.append(error)
+                barrier.abort()
+
+        in_threads(work, [(i,) for i in range(count)])
+        assert not failures
+        (winner,) = {*range(count)} - told
+        assert lox.load(path) == {"x": winner}
+
+
+def test_rows_of_a_run_that_was_replaced_are_no_part_of_the_new_one(tmp_path):
+    """Also if whoever replaced it was killed before it could remove them."""
+    run = tmp_path / "run"
+    lox.save({"x": 1}, run)
+    shutil.copytree(run / "writer-0000", tmp_path / "kept")
+    lox.save({"y": 2}, run, mode="w")
+    shutil.copytree(tmp_path / "kept", run / "writer-0000")
+    assert lox.load(run) == {"y": 2}
+    lox.save({"z": 3}, run, mode="w")
+    assert lox.load(run) == {"z": 3} and not (run / "writer-0000").exists()

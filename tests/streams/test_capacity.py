@@ -1,0 +1,184 @@
+"""Rows of loops without a static length."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from tests.streams.programs_with_streams import counted, tapped
+
+
+def test_capacity_gives_the_rows_that_happened():
+    spooled = lox.spool(counted, capacity=5)
+    for n in (0, 1, 5):
+        logs = spooled(n)[1]
+        assert logs == ({"i": jnp.arange(n)} if n else {})
+        if n:
+            assert logs.step["i"].tolist() == list(range(0, 10 * n, 10))
+    logs = jax.jit(spooled)(3)[1]
+    assert (
+        logs["i"].shape == (5,) and logs.mask["i"].tolist() == [True] * 3 + [False] * 2
+    )
+    assert logs.compact()["i"].tolist() == [0, 1, 2]
+
+
+def test_rows_beyond_the_capacity_are_reported():
+    with pytest.warns(
+        lox.LoxWarning, match=r"4 rows of 'i' were dropped.*Add 4"
+    ) as seen:
+        logs = lox.spool(counted, capacity=3)(7)[1]
+    assert logs["i"].tolist() == [0, 1, 2]
+    assert seen[0].filename == __file__
+    logs = jax.jit(lox.spool(counted, capacity=3))(7)[1]
+    assert logs.dropped["i"] == 4
+    for use in (
+        lambda: logs.compact(),
+        lambda: logs.slice[-1],
+        lambda: list(logs.rows()),
+        lambda: logs.reduce("last").compact(),
+        lambda: (logs + logs).compact(),
+    ):
+        with pytest.warns(lox.LoxWarning, match="rows of 'i' were dropped"):
+            use()
+    logs = jax.vmap(lox.spool(counted, capacity=3))(jnp.array([2, 7, 5]))[1]
+    assert logs.dropped["i"].tolist() == [0, 4, 2]
+    with pytest.warns(lox.LoxWarning, match=r"6 rows of 'i'.*in 2 lanes.*Add 4"):
+        assert logs.compact()["i"].shape == (3, 3)
+
+
+def test_a_capacity_is_for_loops_without_a_length_only():
+    def f(n):
+        lox.log({"once": n})
+        lax.scan(lambda c, i: (lox.log({"scan": i}), (c, None))[1], 0, jnp.arange(5))
+        return counted(n)
+
+    logs = lox.spool(f, capacity=4)(2)[1]
+    assert logs["once"] == 2 and logs["scan"].shape == (5,)
+    assert logs["i"].tolist() == [0, 1]
+
+
+def both_parts(n):
+    def cond(i):
+        lox.log({"c": i})
+        return i < n
+
+    def body(i):
+        lox.log({"b": i}, step=i)
+        lax.fori_loop(0, i, lambda j, x: lox.log({"j": 10 * i + j})["j"], 0)
+        return i + 1
+
+    return lax.while_loop(cond, body, 0)
+
+
+def test_conditions_several_keys_and_nested_loops_have_rows():
+    logs = lox.spool(both_parts, capacity=9)(3)[1]
+    assert logs["c"].tolist() == [0, 1, 2, 3]
+    assert logs["b"].tolist() == [0, 1, 2]
+    assert logs["j"].tolist() == [10, 20, 21]
+    logs = lox.spool(both_parts, reduce="sum")(3)[1]
+    assert logs == {"c": 6, "b": 3, "j": 51}
+    logs = lox.spool(both_parts, reduce="last", window=2, capacity=9)(3)[1]
+    assert logs["c"].tolist() == [1, 3] and logs["j"].tolist() == [20, 21]
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["vmap(spool)", "spool(vmap)"])
+def test_lanes_that_stop_at_different_times(around):
+    ns = jnp.array([2, 0, 4])
+
+    def lanes(**options):
+        if around:
+            return jax.vmap(lox.spool(both_parts, **options))(ns)[1].lanes()
+        return lox.spool(jax.vmap(both_parts), **options)(ns)[1].lanes()
+
+    for n, lane in zip(ns.tolist(), lanes(capacity=9), strict=True):
+        assert lane == lox.spool(both_parts, capacity=9)(n)[1]
+    for n, lane in zip(ns.tolist(), lanes(reduce="mean"), strict=True):
+        assert lane == lox.spool(both_parts, reduce="mean")(n)[1]
+
+
+def grown(x, n):
+    def body(c):
+        lox.log({"x": c[1]}, step=c[0])
+        return c[0] + 1, c[1] * 2
+
+    return lax.while_loop(lambda c: c[0] < n, body, (0, x))[1]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize("axes", [((None, 0), (0, None)), ((0, None), (None, 0))])
+def test_loops_whose_end_depends_on_one_of_two_vmaps(sizes, axes):
+    xs = jnp.array([1.0, 10.0, 100.0])[: sizes[0]]
+    ns = jnp.array([1, 3, 2])[: sizes[1]]
+
+    def mapped(f):
+        return jax.vmap(jax.vmap(f, axes[0]), axes[1])
+
+    for options in ({"reduce": "sum"}, {"capacity": 4}, {"reduce": "max", "window": 2}):
+        options.setdefault("capacity", 4)
+        inside = lox.spool(mapped(grown), **options)(xs, ns)[1]
+        outside = mapped(lox.spool(grown, **options))(xs, ns)[1]
+        for row, other in zip(inside.lanes(), outside.lanes(), strict=True):
+            assert row.lanes() == other.lanes()
+    calls = tapped(mapped(grown), xs, ns, buffer=2)
+    rows = sorted(float(x) for call in calls for x in call["x"])
+    assert rows == sorted(
+        float(x) * 2**i for x in xs for n in ns for i in range(int(n))
+    )
+
+
+def repeated(n, v):
+    def body(i):
+        lox.log({"v": v})
+        return i + 1
+
+    return lax.while_loop(lambda i: i < n, body, 0)
+
+
+@pytest.mark.parametrize("inner", [2, 3])
+def test_three_vmaps_around_a_loop_count_each_lane_by_itself(inner):
+    f = jax.vmap(repeated, (None, 0))
+    f = jax.vmap(jax.vmap(f, (0, None)), (None, 0))
+    ns, vs = jnp.array([1, 3]), jnp.zeros((2, inner))
+    logs = lox.spool(f, reduce="count")(ns, vs)[1]
+    assert logs["v"].tolist() == [[[1] * inner, [3] * inner]] * 2
+    assert len(tapped(f, ns, vs)) == 2 * inner * 4
+
+
+@pytest.mark.parametrize("inner", [2, 3])
+def test_a_vmap_in_the_body_of_a_loop_has_its_lanes_after_those_of_the_loop(inner):
+    def f(n):
+        def body(i):
+            jax.vmap(lambda v: lox.log({"v": v}))(jnp.zeros(inner))
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    mapped = jax.vmap(jax.vmap(f))
+    ns = jnp.array([[1, 3], [2, 0]])
+    logs = lox.spool(mapped, reduce="count")(ns)[1]
+    wanted = np.broadcast_to(np.asarray(ns)[..., None], (2, 2, inner))
+    mask = np.asarray(logs.mask["v"])
+    assert (mask == (wanted > 0)).all()
+    assert (np.asarray(logs["v"])[mask] == wanted[mask]).all()
+    assert len(tapped(mapped, ns)) == 6 * inner
+
+
+def test_a_loop_that_is_never_reached_gives_nothing():
+    def f(xs):
+        return lax.scan(lambda c, x: (c, counted(3)), 0, xs)
+
+    for options in ({"capacity": 5}, {"reduce": "mean"}):
+        assert lox.spool(f, **options)(jnp.zeros(0))[1] == {}
+
+
+def test_without_capacity_the_error_names_three_ways_out():
+    for options in ({}, {"reduce": "append"}, {"interval": 2}):
+        with pytest.raises(lox.UnboundedLoopError) as error:
+            lox.spool(counted, **options)(3)
+        text = str(error.value)
+        assert re.search(r"'i' \(logged at .*programs_with_streams.py:\d+\)", text)
+        assert all(way in text for way in ("capacity=", "reduce=", "lox.tap"))

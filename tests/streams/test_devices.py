@@ -1,0 +1,141 @@
+"""Streams on several devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+import lox
+from tests.streams.programs_with_streams import NAMES, average, reduced, tapped
+
+
+def on_devices(fun, kind):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    spec = PartitionSpec("d")
+    mapped = jax.shard_map(fun, mesh=mesh, in_specs=spec, out_specs=spec)
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    return mapped, lambda x: jax.device_put(x, sharding)
+
+
+def grown_to_three(x):
+    def body(c):
+        lox.log({"x": c.sum()}, step=c.sum().astype(int))
+        return c + 1
+
+    return lax.while_loop(lambda c: c.sum() < 3, body, x)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reduce": "mean"},
+        {"capacity": 4},
+        {"reduce": "var", "window": 2, "capacity": 4},
+        {"interval": 2, "capacity": 4},
+    ],
+    ids=str,
+)
+def test_each_device_of_a_mesh_has_its_own_stream(kind, options):
+    mapped, put = on_devices(grown_to_three, kind)
+    logs = lox.spool(mapped, **options)(put(jnp.arange(4.0)))[1]
+    for start, lane in enumerate(logs.lanes()):
+        assert lane == lox.spool(grown_to_three, **options)(jnp.array([1.0 * start]))[1]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"buffer": 2}, {"reduce": "sum", "window": 2}, {"reduce": "sum"}, {"interval": 2}],
+    ids=str,
+)
+def test_each_device_of_a_mesh_has_its_own_buffer(kind, options):
+    mapped, put = on_devices(grown_to_three, kind)
+    calls = tapped(mapped, put(jnp.arange(4.0)), **options)
+    alone = [
+        call
+        for start in range(4)
+        for call in tapped(grown_to_three, jnp.array([1.0 * start]), **options)
+    ]
+
+    def by_rows(calls):
+        return sorted(str(c) for c in calls)
+
+    assert by_rows(calls) == by_rows(alone)
+
+
+@pytest.mark.parametrize("name", [*NAMES, average])
+@pytest.mark.parametrize("window", [None, 2])
+def test_split_values_are_reduced_where_they_are(name, window):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec(None, "d"))
+    xs = jnp.arange(40.0).reshape(5, 8)
+    found = reduced(jax.device_put(xs, sharding), name, window=window)["x"]
+    np.testing.assert_allclose(found, reduced(xs, name, window=window)["x"])
+    if name != "count":
+        assert "d" in str(jax.typeof(found).sharding.spec)
+
+
+def summed(x):
+    def step(c, i):
+        lox.log({"sum": c.sum(), "i": i}, step=i)
+        return c * 2, None
+
+    return lax.scan(step, x, jnp.arange(5))[0].sum()
+
+
+def summed_until(x):
+    def body(c):
+        lox.log({"sum": c.sum()})
+        return c * 2
+
+    return lax.while_loop(lambda c: c.sum() < 500, body, x).sum()
+
+
+@pytest.fixture
+def explicit_mesh():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        yield lambda x: jax.device_put(x, PartitionSpec("d"))
+
+
+@pytest.mark.parametrize("fun", [summed, summed_until])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"reduce": name} for name in NAMES),
+        pytest.param({"reduce": average}, id="user-defined"),
+        {"reduce": "mean", "window": 2},
+        {"reduce": "last", "window": 2},
+        {"interval": 2},
+        {},
+    ],
+    ids=str,
+)
+def test_whole_values_under_an_explicit_mesh_are_reduced(explicit_mesh, fun, options):
+    options = {"capacity": 9, **options}
+    x = jnp.arange(8.0) + 1
+    y, expected = lox.spool(fun, **options)(x)
+    for way in (lox.spool(fun, **options), jax.jit(lox.spool(fun, **options))):
+        found, logs = way(explicit_mesh(x))
+        assert found == y
+        assert logs.compact() == expected
+
+
+@pytest.mark.parametrize("fun", [summed, summed_until])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"buffer": 2},
+        {"interval": 2},
+        {"reduce": "mean"},
+        {"reduce": "mean", "window": 2},
+        {"interval": 2, "buffer": 2},
+    ],
+    ids=str,
+)
+def test_whole_values_under_an_explicit_mesh_are_buffered(explicit_mesh, fun, options):
+    x = jnp.arange(8.0) + 1
+    assert tapped(fun, explicit_mesh(x), **options) == tapped(fun, x, **options)

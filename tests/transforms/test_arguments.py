@@ -1,0 +1,313 @@
+"""What a transformed function sees of its arguments, and what is remembered of them."""
+
+import dataclasses
+import enum
+import functools
+import gc
+import math
+
+import jax
+import jax.custom_batching
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import logify
+import lox
+
+TRANSFORMATIONS = {
+    "spool": lambda f: lambda *a, **k: lox.spool(f)(*a, **k)[0],
+    "tap": lambda f: lox.tap(f, lambda logs: None),
+    "nolog": lox.nolog,
+    "logify": lambda f: lambda *a, **k: logify.logify(f)(*a, **k)[0],
+}
+transformed = pytest.mark.parametrize(
+    "transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS
+)
+
+
+@transformed
+def test_python_bools_are_static_in_an_eager_call(transform):
+    def f(x, flag):
+        lox.log({"x": x})
+        return (x + 1 if flag else x - 1), flag
+
+    assert transform(f)(1.0, True) == (2.0, True)
+    assert transform(f)(1.0, False) == (0.0, False)
+    assert transform(f)(1.0, flag=True)[1] is True
+
+
+@transformed
+def test_python_numbers_stay_what_they_are_inside_jit(transform):
+    def f(x, n, scale, flag):
+        lox.log({"x": x})
+        total = x
+        for _ in range(n):
+            total = total + (math.floor(scale) if flag else 0)
+        return total, n
+
+    def outer(x):
+        total, n = transform(f)(x, 3, 2.5, True)
+        assert n == 3 and isinstance(n, int)
+        return total
+
+    assert jax.jit(outer)(1.0) == 7.0
+    assert jax.jit(jax.vmap(outer))(jnp.ones(2)).tolist() == [7.0, 7.0]
+
+
+@transformed
+@pytest.mark.parametrize("around", [jax.grad, jax.vmap, jax.value_and_grad])
+def test_python_numbers_stay_what_they_are_under_eager_transformations(
+    transform, around
+):
+    def f(x, n):
+        lox.log({"x": x})
+        return sum((x * i for i in range(n)), 0.0 * x)
+
+    x = jnp.ones(2) if around is jax.vmap else 1.0
+    expected = around(lambda x: 3 * x)(x)
+    got = around(lambda x: transform(f)(x, 3))(x)
+    assert jax.tree.map(jnp.array_equal, got, expected) in (True, (True, True))
+
+
+def test_concrete_arrays_stay_concrete_inside_jit():
+    def f(x, table):
+        lox.log({"x": x})
+        return x * int(table[1])
+
+    def outer(x):
+        return lox.spool(f)(x, np.array([1, 5]))[0]
+
+    assert jax.jit(outer)(2.0) == 10.0
+
+
+def test_logify_shows_python_numbers_as_they_are_in_an_eager_call():
+    @logify.logify
+    def f(a, n):
+        for i in range(n):
+            logify.log("i", i, reduction="sum")
+        return a + n
+
+    result, logs = f(1, 3)
+    assert result == 4 and isinstance(result, int)
+    assert logs.asdict() == {"i": {"sum": 3}}
+
+
+def test_static_numbers_are_told_apart_by_type_and_sign():
+    @logify.logify
+    def sign(x):
+        logify.log("x", x)
+        return f"{type(x).__name__} {math.copysign(1, x):+.0f}"
+
+    values = [0.0, -0.0, 0, False, np.float32(-0.0), math.nan]
+    assert [sign(value)[0] for value in values] == [
+        "float +1", "float -1", "int +1", "bool +1", "float32 -1", "float +1"
+    ]  # fmt: skip
+
+
+def test_enums_are_static():
+    class Mode(enum.IntEnum):
+        TRAIN = 1
+        TEST = 2
+
+    def f(x, mode):
+        lox.log({"x": x})
+        return x if mode is Mode.TRAIN else -x
+
+    assert lox.spool(f)(1.0, Mode.TEST)[0] == -1.0
+
+
+class Trainer:
+    lr = 2.0
+
+    def step(self, x):
+        lox.log({"lr": self.lr})
+        return x * self.lr
+
+    @lox.spool
+    def spooled(self, x):
+        lox.log({"lr": self.lr})
+        return x * self.lr
+
+    @functools.partial(lox.spool, static_argnames="self")
+    def declared_static(self, x):
+        return x * self.lr
+
+
+@transformed
+def test_a_method_of_a_changed_object_is_never_stale(transform):
+    trainer = Trainer()
+    trainer.lr = jnp.float32(2.0)
+    assert transform(trainer.step)(1.0) == 2.0
+    trainer.lr = 5.0
+    assert transform(trainer.step)(1.0) == 5.0
+    assert jax.jit(transform(trainer.step))(1.0) == 5.0
+    trainer.lr = 6.0
+    assert jax.jit(transform(trainer.step))(1.0) == 6.0
+
+
+def test_a_decorated_method_sees_changed_attributes():
+    trainer = Trainer()
+    assert trainer.spooled(1.0) == (2.0, {"lr": 2.0})
+    trainer.lr = 5.0
+    assert trainer.spooled(1.0) == (5.0, {"lr": 5.0})
+
+
+def test_objects_in_arguments_are_traced_again_once_they_have_changed():
+    traces = []
+
+    class Inner:
+        values = None
+
+    class Config:
+        def __init__(self):
+            self.inner = Inner()
+            self.inner.values = [1, 2]
+            self.options = {"scale": 2.0}
+
+    @lox.spool
+    def f(config, x):
+        traces.append(1)
+        return x * config.options["scale"] + sum(config.inner.values)
+
+    config = Config()
+    assert f(config, 1.0)[0] == f(config, 1.0)[0] == 5.0
+    assert len(traces) == 1
+    config.options["scale"] = 3.0
+    assert f(config, 1.0)[0] == 6.0
+    config.inner.values.append(10)
+    assert f(config, 1.0)[0] == 16.0
+    config.inner = Inner()
+    config.inner.values = (1,)
+    assert f(config, 1.0)[0] == 4.0
+    assert len(traces) == 4
+
+
+def test_writing_a_traced_value_to_an_object_is_an_error():
+    class Model:
+        def loss(self, x):
+            self.last = x * 2
+            lox.log({"x": x})
+            return x
+
+    model = Model()
+    for call in (
+        lambda: lox.spool(model.loss)(1.0),
+        lambda: lox.tap(Model.loss, lambda logs: None)(model, 1.0),
+        lambda: lox.nolog(lambda m, x: m.loss(x))(model, 1.0),
+    ):
+        with pytest.raises(lox.LoxTypeError, match="attribute 'last' of .* Model"):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["argument", "closure"])
+@transformed
+def test_mutable_arrays_are_updated(transform, kind):
+    def f(ref, x):
+        def step(c, _):
+            ref[...] += c
+            lox.log({"c": c})
+            return c + 1, None
+
+        return jax.lax.scan(step, x, None, length=3)[0]
+
+    for around in (lambda f: f, jax.jit):
+        ref = jax.new_ref(jnp.float32(1.0))
+        if kind == "argument":
+            around(transform(f))(ref, 1.0)
+        else:
+            around(transform(lambda x: f(ref, x)))(1.0)  # noqa: B023
+        assert ref[...] == 7.0
+
+
+def test_stages_of_a_jitted_function_are_those_of_the_transformed_one():
+    @functools.partial(jax.jit, static_argnames="n")
+    def f(x, n=2):
+        lox.log({"x": x})
+        return x * n
+
+    spooled = lox.spool(f, static_argnames="n")
+    assert spooled.lower(1.0, n=3).compile()(1.0) == (3.0, {"x": 1.0})
+    assert spooled.eval_shape(1.0)[1].keys() == {"x"}
+    assert spooled.trace(1.0).lower().compile()(1.0) == (2.0, {"x": 1.0})
+    seen = []
+    tapped = lox.tap(f, seen.append).lower(1.0).compile()
+    assert lox.nolog(f).lower(1.0).compile()(1.0) == 2.0
+    jax.effects_barrier()
+    assert seen == []
+    tapped(1.0)
+    jax.effects_barrier()
+    assert seen == [{"x": 1.0}]
+    with pytest.raises(AttributeError, match="lower"):
+        lox.spool(lambda x: x).lower(1.0)
+
+
+@transformed
+def test_a_generator_is_an_error(transform):
+    def generate(x):
+        lox.log({"x": x})
+        yield x
+
+    async def later(x):
+        return x
+
+    with pytest.raises(lox.LoxTypeError, match="generate returns a generator"):
+        transform(generate)(1.0)
+    with pytest.raises(lox.LoxTypeError, match="Return a list"):
+        jax.jit(transform(lambda x: {"rows": generate(x)}))(1.0)
+    with pytest.raises(lox.LoxTypeError, match="coroutine"), pytest.warns():
+        transform(later)(1.0)
+
+
+def test_bools_among_the_leaves_of_a_pytree_are_static():
+    def f(leaves, x):
+        inference, rate = leaves
+        lox.log({"x": x})
+        return x if inference else x * rate
+
+    assert lox.spool(f)((True, 0.5), 2.0)[0] == 2.0
+    assert lox.spool(f)((False, 0.5), 2.0)[0] == 1.0
+    assert jax.jit(lambda x: lox.nolog(f)((False, 0.5), x))(2.0) == 1.0
+
+
+# --- caches ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    k: int
+
+    def __call__(self, x):
+        lox.log({"x": x * self.k})
+        return x
+
+    def apply(self, x):
+        return self(x)
+
+
+def test_functions_that_are_equal_are_not_the_same():
+    a, b = Model(2), Model(2)
+    first, second = lox.spool(a), lox.spool(b)
+    bound = lox.spool(b.apply)
+    first(1.0)
+    del a, first
+    gc.collect()
+    assert second(1.0)[1] == {"x": 2.0} and bound(1.0)[1] == {"x": 2.0}
+
+
+def test_static_arguments_must_be_hashable():
+    def f(x, names):
+        lox.log({"x": x + len(names)})
+        return x
+
+    assert lox.spool(f)(1.0, frozenset({1}))[1] == {"x": 2.0}
+    with pytest.raises(lox.LoxTypeError, match="set.*hashable"):
+        lox.spool(f)(1.0, {1})
+
+
+def test_numpy_and_python_numbers_in_results_pass_through():
+    def f(x):
+        return np.float32(2), 3, "text", x
+
+    out, _ = lox.spool(f)(1.0)
+    assert out == (2, 3, "text", 1)
