@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 import lox
+from lox._logs.access import key_of
 
 STRAIGHT = ("log", "log", "log_constant", "log_vector", "log_tree", "update")
 BLOCKS = (
@@ -264,7 +265,7 @@ def assert_spooled(logs: Any, events: Any) -> None:
 
 
 def _length(logs: Any, key: str) -> int:
-    return logs._key(key).length()
+    return key_of(logs, key).length()
 
 
 def _rows(value: Any, values: list[Any]) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from lox._logs.access import key_of
+
 from . import oracle
 
 REDUCTIONS = ("mean", "sum", "min", "max", "first", "last", "count", "std", "var")
@@ -71,16 +73,16 @@ def reduced(name: str, values: list[Any]) -> Any:
 
 def assert_spooled(logs: Any, events: Any, options: Options) -> None:
     wanted = rows_of(events, options)
-    some = {key for key in logs if logs._key(key).length()}
+    some = {key for key in logs if key_of(logs, key).length()}
     assert some == set(wanted), (sorted(some), sorted(wanted))
     for key, (values, steps) in wanted.items():
         _compare(logs, key, values, steps)
         if options.reduce is not None:
-            assert logs._info[key].stacked == (options.window is not None), key
+            assert key_of(logs, key).info.stacked == (options.window is not None), key
 
 
 def _compare(logs: Any, key: str, values: list[Any], steps: list[Any]) -> None:
-    assert logs._key(key).length() == len(values), (key, logs[key], values)
+    assert key_of(logs, key).length() == len(values), (key, logs[key], values)
     found = jax.tree.map(
         lambda leaf, own: np.reshape(leaf, (len(values), *np.shape(own))),
         logs[key],
@@ -100,12 +102,12 @@ def assert_tapped(
     found: dict[str, list[Any]] = {}
     for logs in calls:
         for key in logs:
-            length = logs._key(key).length()
+            length = key_of(logs, key).length()
             assert 0 < length <= (buffer or 1), (key, length)
             found.setdefault(key, []).append(logs.filter([key]))
     assert set(found) == set(wanted), (sorted(found), sorted(wanted))
     for key, (values, steps) in wanted.items():
-        lengths = [part._key(key).length() for part in found[key]]
+        lengths = [key_of(part, key).length() for part in found[key]]
         # only the last one may be smaller
         assert all(length == (buffer or 1) for length in lengths[:-1]), (key, lengths)
         joined = found[key][0]

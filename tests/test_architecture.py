@@ -200,6 +200,36 @@ def test_access_to_a_rule_table_is_found(code):
     assert list(rule_tables_in(ast.parse(code)))
 
 
+# Attributes of logdicts that only their own package uses.
+PRIVATE_OF_LOGDICT = {
+    name
+    for cls in lox.logdict.__mro__[:-2]  # without `dict` and `object`
+    for name in vars(cls)
+    if name.startswith("_") and not name.endswith("_")
+}
+
+
+def private_of_logdict_in(tree):
+    """Accesses to private attributes of logdicts; types are unknown, so by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_OF_LOGDICT:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_only_one_package_uses_private_attributes_of_logdicts():
+    for module, path in PATHS.items():
+        if module.startswith("lox._logs") or module == "lox._old_pickles":
+            continue
+        assert not list(private_of_logdict_in(ast.parse(path.read_text()))), path
+
+
+@pytest.mark.parametrize(
+    "code", ["logs._metadata.steps", "logs._key('x')", "logdict._from_pickle(data)"]
+)
+def test_access_to_private_attributes_of_logdicts_is_found(code):
+    assert list(private_of_logdict_in(ast.parse(code)))
+
+
 def loaded_by(module, seen):
     """All modules that loading one loads, and what they import from elsewhere."""
     parents = [module.rpartition(".")[0]] if "." in module else []

@@ -8,7 +8,7 @@ import jax
 import lox
 from lox._errors import LoxTypeError, LoxValueError
 from lox._jax import export
-from lox._logs.formatting import format_value
+from lox._logs.formatting import format_value, mark_masked
 
 Names = tuple[tuple[str, str, Any], ...]
 
@@ -38,14 +38,14 @@ class Logs:
             >>> logs.asdict()["x"]["mean"]
             Array(2., dtype=float32)
         """
-        if self._logs._mask and _is_traced(self._logs):
+        if self._logs.mask and _is_traced(self._logs):
             raise LoxTypeError(
                 "`asdict` needs concrete values to find out which conditional logs "
                 "happened. Call it outside `jax.jit`."
             )
         logs = self._logs.compact()
-        if logs._mask:
-            name = next(name for key, name, _ in self._names if key in logs._mask)
+        if logs.mask:
+            name = next(name for key, name, _ in self._names if key in logs.mask)
             raise LoxValueError(
                 f"{name!r} was not logged equally often in all lanes, so its values do "
                 "not form one array. Use `[lane.asdict() for lane in logs.lanes()]`."
@@ -65,7 +65,7 @@ class Logs:
 
     def __repr__(self) -> str:
         logs = self._logs if _is_traced(self._logs) else self._logs.compact()
-        return format_value(self._by_name(logs._shown()))
+        return format_value(self._by_name(mark_masked(logs, logs.mask)))
 
     def tree_flatten(self) -> tuple[tuple[lox.logdict], Names]:
         return (self._logs,), self._names

@@ -1,4 +1,4 @@
-"""Calls that come one after the other, whoever makes them."""
+"""Calls that are made one after the other, by any thread or signal handler."""
 
 import collections
 import threading
@@ -8,22 +8,25 @@ from typing import Any
 _get_ident = threading.get_ident
 
 
-class Turns:
-    """Makes calls of functions wait for each other.
+class SerializedCalls:
+    """Makes calls one after the other, in any thread.
 
-    A handler of a signal runs amidst whatever its thread does. If that is one of these
-    calls, it cannot wait for it: its own call is made when the other one has ended.
+    A signal handler runs in the middle of what its thread does. If that is one of these
+    calls, the handler cannot wait for it: its own call is made after the other one.
+
+    Attributes:
+        lock: held during every call.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._thread: int | None = None
-        self._later: collections.deque[Any] = collections.deque()
+        self._pending: collections.deque[Any] = collections.deque()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
         me = _get_ident()
         if self._thread == me:
-            self._later.append((function, args))
+            self._pending.append((function, args))
             return
         with self.lock:
             try:
@@ -31,16 +34,16 @@ class Turns:
                 try:
                     function(*args)
                 finally:
-                    if self._later:
-                        self._call_later()
+                    if self._pending:
+                        self._call_pending()
             finally:
                 self._thread = None
 
-    def _call_later(self) -> None:
-        """Makes the calls that have come meanwhile, whichever of them raises."""
-        function, args = self._later.popleft()
+    def _call_pending(self) -> None:
+        """Makes all pending calls, even if some of them raise."""
+        function, args = self._pending.popleft()
         try:
             function(*args)
         finally:
-            if self._later:
-                self._call_later()
+            if self._pending:
+                self._call_pending()

@@ -301,7 +301,7 @@ def test_more_files_than_may_be_open():
 
 
 def test_a_file_that_was_closed_meanwhile_and_removed_is_reported(monkeypatch):
-    monkeypatch.setattr(lox._store.growing_file, "_most_open", lambda: 1)
+    monkeypatch.setattr(lox._store.growing_file, "_max_open", lambda: 1)
     logger = lox.loggers.SaveLogger("store")
     first, second = logger.init(1), logger.init(2)
     logger.log(first, {"x": 1})

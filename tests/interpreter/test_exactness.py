@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import lox
+from lox._logs.access import key_of
 from tests.interpreter.programs_that_log import tapped
 
 
@@ -15,7 +16,7 @@ def count(fun, x=0.7):
     """How many events a tapped and a spooled call of `fun` give."""
     calls = tapped(fun, x)
     _, logs = lox.spool(fun)(x)
-    rows = sum(logs._key(key).length() for key in logs)
+    rows = sum(key_of(logs, key).length() for key in logs)
     assert rows == len(calls)
     return rows
 

@@ -114,7 +114,7 @@ def test_logs_of_a_program_that_no_run_can_have_are_set_aside():
 
     state = logger.init(0)
     with pytest.warns(
-        lox.LoxWarning, match="could not take some logs: ShapeError.*'x'"
+        lox.LoxWarning, match="could not write some logs: ShapeError.*'x'"
     ):
         jax.jit(logger.tap(f, state))(0.0)
         jax.effects_barrier()

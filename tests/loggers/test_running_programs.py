@@ -137,7 +137,7 @@ def overtaken(logger, words=(0, 7), rows=5):
 @pytest.mark.parametrize("most", [100, 2], ids=["early", "begun by itself"])
 @pytest.mark.parametrize("background", [False, True])
 def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", most)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", most)
     logger = lox.loggers.SaveLogger("store", config={"model": "mlp"})
     logger.background = background
     overtaken(logger)
@@ -147,7 +147,7 @@ def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch
 
 
 def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", 2)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", 2)
     text = lox.loggers.JSONLinesLogger("lines")
     saved = lox.loggers.SaveLogger("store")
     overtaken(lox.loggers.MultiLogger(saved, text))
@@ -157,7 +157,7 @@ def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
 
 
 def test_a_config_that_comes_too_late_for_a_backend_is_reported(monkeypatch):
-    monkeypatch.setattr("lox.loggers._runs.open_runs._MOST_EARLY", 2)
+    monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", 2)
     logger = NumberLogger()
     with pytest.warns(lox.LoxWarning, match="without its config"):
         overtaken(logger)

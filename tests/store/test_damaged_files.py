@@ -222,7 +222,7 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
-        patch.setattr("lox._store.writer.write_json", failing)
+        patch.setattr("lox._store.segment_writer.write_json", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"y": np.int8(1)}))
     writer.write(lox.logdict({"z": np.int8(1)}))
@@ -232,13 +232,13 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
 
 
-def test_a_segment_that_is_not_sound_counts_in_a_finished_run(tmp_path, monkeypatch):
+def test_a_segment_that_is_not_intact_counts_in_a_finished_run(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
         # neither written nor cut off
         patch.setattr("lox._store.growing_file.GrowingFile.append", failing)
-        patch.setattr("lox._store.writer._SegmentWriter._size", failing)
+        patch.setattr("lox._store.segment_writer.SegmentWriter._size", failing)
         with pytest.raises(OSError, match="no room"):
             writer.write(lox.logdict({"x": np.int8(2)}))
     writer.write(lox.logdict({"x": np.int8(3)}))

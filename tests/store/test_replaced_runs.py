@@ -99,7 +99,7 @@ def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
     def run(seed):
         return logger.tap(scanned, logger.init(seed), argnames="x")(0.0)
 
-    with pytest.warns(lox.LoxWarning, match="was removed while it was written"):
+    with pytest.warns(lox.LoxWarning, match="was removed while it was being written"):
         jax.vmap(run)(jnp.array([3])) if lanes else jax.jit(run)(3)
         jax.effects_barrier()
     (unsent,) = lox.runs(".lox/unsent")

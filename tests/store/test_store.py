@@ -13,7 +13,9 @@ from jax import lax
 
 import lox
 import lox.loggers
-from lox._serialized import Turns
+from lox._logs.access import metadata_of
+from lox._logs.logdict import make_logdict
+from lox._serialized import SerializedCalls
 from lox._store import segments
 from lox._store.creating import create_run
 
@@ -95,7 +97,7 @@ def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, 
 
 def test_rows_that_are_not_contiguous_are_stored_as_they_are_seen(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
-    writer = logger.open(logger._info((0, 0)))
+    writer = logger.open(logger._run_info((0, 0)))
 
     def open_row(arrays):
         return lox.logdict({"x": arrays[0]})
@@ -394,16 +396,16 @@ def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
 
     def call(i):
         if i == 1:
-            turns.call(call, 2)
-            turns.call(call, 3)
+            calls.call(call, 2)
+            calls.call(call, 3)
         if i == 2:
             raise ValueError("no")
         done.append(i)
 
-    turns = Turns()
+    calls = SerializedCalls()
     with pytest.raises(ValueError, match="no"):
-        turns.call(call, 1)
-    turns.call(call, 4)
+        calls.call(call, 1)
+    calls.call(call, 4)
     assert done == [1, 3, 4]
 
 
@@ -513,15 +515,15 @@ def test_logs_that_look_alike_are_told_apart(tmp_path):
     logs = lox.logdict({"a": np.arange(2)}, {"s": {"a": np.array([1, 2])}}, [*"a"])
     lox.save(logs, tmp_path / "run")
     lox.save(logs, tmp_path / "run")
-    other = logs.copy()
-    other._steps = {"t": {"a": np.array([5, 6])}, **logs._steps}
+    steps = {"t": {"a": np.array([5, 6])}, "s": logs.s}
+    other = make_logdict(logs, metadata_of(logs)._replace(steps=steps))
     with pytest.raises(lox.LoxError):
         lox.save(other, tmp_path / "run")
         lox.load(tmp_path / "run")
     two = lox.logdict({"a": np.arange(2)}, {"s": logs.s, "t": logs.s}, [*"a"])
     lox.save(two, tmp_path / "two")
-    turned = two.copy()
-    turned._steps = {"t": {"a": np.array([7, 8])}, "s": {"a": np.array([5, 6])}}
+    steps = {"t": {"a": np.array([7, 8])}, "s": {"a": np.array([5, 6])}}
+    turned = make_logdict(two, metadata_of(two)._replace(steps=steps))
     lox.save(turned, tmp_path / "two")
     found = lox.load(tmp_path / "two")
     assert found.s["a"].tolist() == [1, 2, 5, 6]

@@ -286,7 +286,9 @@ def test_places_that_fit_are_bounded_by_the_records(tmp_path):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
     with open(path, "ab") as file:
-        file.write(b"".join(store_format.place_of(i, 2 * i) for i in range(3, 10_000)))
+        file.write(
+            b"".join(store_format.encode_place(i, 2 * i) for i in range(3, 10_000))
+        )
     with pytest.warns(lox.LoxWarning, match="lost records of 'x': 3 are left of at"):
         assert plain(lox.load(tmp_path / "run")) == expected
 

@@ -16,6 +16,7 @@ from jax import lax
 
 import lox
 import lox.loggers
+from lox._logs.access import key_of, metadata_of
 from lox._store import format as store_format
 from lox._store.creating import create_run
 from lox._store.writer import Writer
@@ -70,7 +71,7 @@ def columns_of(logs):
     columns = {}
     for name, value in logs.items():
         rows = np.asarray(value["b"][0] if name == "tree" else value)
-        if not logs._key(name).info.stacked:
+        if not key_of(logs, name).info.stacked:
             rows = rows[None]
         if name == "tree":
             bits = np.asarray(value["a"]).reshape(-1, 2)
@@ -108,12 +109,12 @@ def row_writer(writer):
     openers = {}
 
     def write(logs):
-        if any(info.stacked for info in logs._info.values()):
+        if any(info.stacked for info in metadata_of(logs).info.values()):
             writer.write(logs)
             return
         leaves, tree = jax.tree.flatten(dict(logs))
-        steps = [next(iter(of.values())) for of in logs._steps.values()]
-        form = tree, tuple(logs._steps)
+        steps = [next(iter(of.values())) for of in metadata_of(logs).steps.values()]
+        form = tree, tuple(metadata_of(logs).steps)
         if form not in openers:
             openers[form] = row_opener(*form)
         writer.write_row(openers[form], [*leaves, *steps])

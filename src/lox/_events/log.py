@@ -12,6 +12,7 @@ from lox._errors import LoxTypeError, RangeError, StepError, describe
 from lox._jax import host, tracing
 from lox._jax.numbers import lost_by, number_of, rounds
 from lox._libraries.nnx import as_arrays
+from lox._logs.access import key_of, metadata_of, with_info
 from lox._logs.logdict import RESERVED, logdict, reserved_step
 from lox._reduce import reductions
 from lox._source import Source, user_source
@@ -126,7 +127,7 @@ def _log_again(
                 f"`lox.log` at {source} cannot log {key!r} again: some of its rows may "
                 'not have happened. Reduce it first, as by `logs.reduce("last")`.'
             )
-        own = logs._key_steps(key)
+        own = key_of(logs, key).steps
         own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
         own.update(steps)
         one = {key: logs[key]}
@@ -190,8 +191,9 @@ def _log_event(
         },
     )
     if call.tags:
-        infos = logs._info.items()
-        logs._info = {key: info._replace(tags=call.tags) for key, info in infos}
+        infos = metadata_of(logs).info.items()
+        tagged = {key: info._replace(tags=call.tags) for key, info in infos}
+        return with_info(logs, tagged)
     return logs
 
 

@@ -12,8 +12,10 @@ import jax
 import numpy as np
 
 from lox._events.event import Event, Operands
+from lox._logs.access import metadata_of, with_info
 from lox._logs.key import KeyInfo
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import OpenRow, logdict, make_logdict
+from lox._logs.metadata import Metadata
 
 Open = Callable[[Sequence[Any]], Iterable[logdict]]
 _ARRAY = jax.tree.structure(0)  # the structure of a value that is a single array
@@ -52,28 +54,19 @@ def row_opener(event: Event) -> OpenRow:
     if not all(tree == _ARRAY for tree in event.call.trees):
         return lambda operands: _open(event, operands)
     keys, names, count = event.call.keys, event.call.steps, len(event.call.keys)
-    new, put, update = dict.__new__, dict.__setitem__, dict.update
-    fromkeys = dict.fromkeys
-    (first, *others) = keys
-    one_step = names[0] if len(names) == 1 else None
     info: dict[str, KeyInfo] = {}
     nothing: dict[str, Any] = {}
+    one_step = names[0] if len(names) == 1 else None
+    fromkeys = dict.fromkeys
 
     def open_row(operands: Sequence[Any]) -> logdict:
-        # like `logdict._of`, in half the time
-        logs = new(logdict)
-        if others:
-            update(logs, zip(keys, operands))  # noqa: B905  (the steps come after)
+        if one_step is not None:  # most events
+            steps = {one_step: fromkeys(keys, operands[count])}
         else:
-            put(logs, first, operands[0])
-        logs._info = info or describe(operands)
-        logs._mask = logs._steps = logs._dropped = nothing
-        if one_step is not None:
-            logs._steps = {one_step: fromkeys(keys, operands[count])}
-        elif names:
-            steps = zip(names, operands[count:])  # noqa: B905
-            logs._steps = {name: fromkeys(keys, step) for name, step in steps}
-        return logs
+            pairs = zip(names, operands[count:])  # noqa: B905  (others come after)
+            steps = {name: fromkeys(keys, step) for name, step in pairs}
+        metadata = Metadata(steps, nothing, info or describe(operands), nothing)
+        return make_logdict(zip(keys, operands), metadata)  # noqa: B905
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
         several = event.route.multi_row or (None,) * count
@@ -114,9 +107,9 @@ def _buffer_opener(event: Event) -> Open:
                 yield logdict()
                 continue
             logs = _stacked(plain, [x[lane][:count] for x in arrays], 0, None)
-            logs._info = info or logs._info
-            info.update(logs._info)
-            yield logs
+            if not info:
+                info.update(metadata_of(logs).info)
+            yield with_info(logs, info)
 
     return open_lanes
 
@@ -170,4 +163,4 @@ def _logdict(
         for name, value in zip(event.call.steps, parts.steps, strict=True)
     }
     masks = {} if mask is None else dict.fromkeys(event.call.keys, mask)
-    return logdict._of(data, steps, masks, info)
+    return make_logdict(data, Metadata(steps, masks, info))

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from lox._events.event import Event, Operands
 from lox._jax import array_types
 from lox._jax.numbers import Literal, Literals
-from lox._logs.key import KeyInfo
-from lox._logs.logdict import logdict
+from lox._logs.key import Key, KeyInfo
+from lox._logs.logdict import from_keys, logdict
 from lox._reduce.protocol import AnyReduction
 from lox._reduce.reductions import Checked
 from lox._source import Source
@@ -400,23 +400,21 @@ def to_logdict(
     record: Mapping[str, Rows], prefix: str, dropped: Mapping[str, Any]
 ) -> logdict:
     """The rows as the user sees them."""
-    named = {f"{prefix}{key}": rows for key, rows in record.items()}
-    steps: dict[str, dict[str, Any]] = {}
-    for key, rows in named.items():
-        for name, value in rows.steps.items():
-            steps.setdefault(name, {})[key] = value
-    return logdict._of(
-        {key: rows.tree.unflatten(rows.leaves) for key, rows in named.items()},
-        steps,
-        {key: rows.mask for key, rows in named.items() if rows.mask is not None},
-        {
-            key: KeyInfo(
-                rows.stacked,
-                rows.lanes,
-                tuple(len(s) for s in rows.own_shapes()),
-                rows.tags,
-            )
-            for key, rows in named.items()
-        },
-        {f"{prefix}{key}": lost for key, lost in dropped.items()},
+    return from_keys(
+        (
+            f"{prefix}{name}",
+            Key(
+                rows.tree.unflatten(rows.leaves),
+                rows.steps,
+                rows.mask,
+                KeyInfo(
+                    rows.stacked,
+                    rows.lanes,
+                    tuple(len(s) for s in rows.own_shapes()),
+                    rows.tags,
+                ),
+                dropped.get(name),
+            ),
+        )
+        for name, rows in record.items()
     )

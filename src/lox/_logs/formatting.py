@@ -1,18 +1,27 @@
-"""How values are printed: as Python literals, short enough for a line."""
+"""How values are printed: as Python literals on one line."""
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lox._arrays import imported_jax, is_jax_array, is_tracer, is_typed_key, to_numpy
+from lox._arrays import (
+    imported_jax,
+    is_jax_array,
+    is_tracer,
+    is_typed_key,
+    map_leaves,
+    to_numpy,
+)
 
-# Longer arrays show their first and last few elements, as NumPy does.
-_MOST = 20
+# Larger arrays show only the first and last elements of each axis, as in NumPy.
+_MAX_SIZE = 20
 _EDGE = 3
 
 
 def format_value(value: Any) -> str:
-    """A value, which may be any pytree, on one line."""
+    """Formats a value, which may be any pytree, on one line."""
     if isinstance(value, dict):
         items = (f"{key!r}: {format_value(item)}" for key, item in value.items())
         return f"{{{', '.join(items)}}}"
@@ -31,15 +40,23 @@ def format_value(value: Any) -> str:
         return _format_array(value.array, to_numpy(value.mask))
     if is_tracer(value):
         return imported_jax().typeof(value).str_short()
-    if isinstance(value, np.generic):  # the fast way for what a callback gets
+    if isinstance(value, np.generic):  # a fast path for values in callbacks
         return str(value)
     if isinstance(value, np.ndarray) or is_jax_array(value):
         return _format_array(value)
     return repr(value)
 
 
+def mark_masked(data: Mapping[str, Any], masks: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepares values for printing, given the masks of some of them."""
+    marked = dict(data)
+    for key, mask in masks.items():
+        marked[key] = map_leaves(functools.partial(Masked, mask=mask), marked[key])
+    return marked
+
+
 class Masked:
-    """An array of rows of which some did not happen; these show as a dash."""
+    """An array with rows that did not happen, which are printed as a dash."""
 
     def __init__(self, array: Any, mask: Any) -> None:
         self.array = array
@@ -54,7 +71,7 @@ def _format_array(array: Any, mask: Any = None) -> str:
         if not array.is_fully_addressable:
             return imported_jax().typeof(array).str_short()
         array = to_numpy(array)
-    return _format_rows(array, _EDGE if array.size > _MOST else None, mask)
+    return _format_rows(array, _EDGE if array.size > _MAX_SIZE else None, mask)
 
 
 def _format_rows(array: Any, edge: int | None, mask: Any = None) -> str:

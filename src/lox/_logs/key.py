@@ -1,7 +1,7 @@
-"""One key of a logdict: its value, steps and mask, and what their axes mean."""
+"""One key of a logdict: value, steps and mask, and the meaning of their axes."""
 
-import operator
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,98 +23,112 @@ from lox._reduce.protocol import AnyReduction, StackedRows
 
 
 class KeyInfo(NamedTuple):
-    """What the axes of one key's value mean, and its tags.
+    """The meaning of the axes of one key, and its tags.
 
-    From the back: the value's own axes (`ndims`, one number a leaf), `lanes` axes of
-    `vmap`s inside the function that logged, and, if `stacked`, the time axis. All axes
-    in front of these were added later, by a `vmap` around the transformation. Counting
-    from the back is what keeps this true when JAX batches the logdict.
+    The axes of a leaf are `(*outer lanes, time, *lanes, *own axes)`. Outer lanes are
+    added by a `vmap` around the transformation. They are not counted here, so that this
+    remains true when JAX batches the logdict.
+
+    Attributes:
+        stacked: whether there is a time axis.
+        lanes: the number of lane axes, from `vmap`s inside the function that logged.
+        ndims: the number of own axes of each leaf.
+        tags: the tags of the `lox.log` calls that logged the key.
+        multi_row: for logs of a running program, whether it may log several rows of
+            the key; else None.
     """
 
     stacked: bool
     lanes: int
     ndims: tuple[int, ...]
-    # those of the lines that logged it
     tags: tuple[str, ...] = ()
-    # of what comes as the program runs: whether its program may log several rows
-    several: bool | None = None
+    multi_row: bool | None = None
 
     @classmethod
     def from_json(cls, parts: list[Any]) -> "KeyInfo":
-        stacked, lanes, ndims, tags, several = parts
-        return cls(stacked, lanes, tuple(ndims), tuple(tags), several)
+        stacked, lanes, ndims, tags, multi_row = parts
+        return cls(stacked, lanes, tuple(ndims), tuple(tags), multi_row)
 
     def time_axis(self, leaf: Any, own: int) -> int:
-        """Where the time axis is, or would be put."""
+        """The position of the time axis of a leaf, or where to insert it."""
         axis = np.ndim(leaf) - own - self.lanes - self.stacked
         if axis < 0:
             raise LoxValueError(
-                "these logs no longer have the axes that they were made with, so that "
-                "nobody can tell which one is time. Take rows with `logs.slice[-1]` "
-                "instead of `jax.tree.map(lambda x: x[-1], logs)`."
+                "these logs have fewer axes than when they were created, so that their "
+                "time axis is unknown. Take rows with `logs.slice[-1]` instead of "
+                "`jax.tree.map(lambda x: x[-1], logs)`."
             )
         return axis
 
 
 def all_tags(tags: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The tags of several, each once."""
+    """Joins several tuples of tags, without duplicates."""
     return tuple(dict.fromkeys(tag for each in tags for tag in each))
 
 
-def info_of(value: Any, stacked: bool, key: str = "") -> KeyInfo:
+def describe_axes(value: Any, stacked: bool, key: str = "") -> KeyInfo:
+    """The axes of a value without lanes."""
     ndims = tuple(np.ndim(leaf) - stacked for leaf in leaves_of(value))
     if any(ndim < 0 for ndim in ndims):
         raise LoxValueError(
-            f"{key!r} is to be stacked, but holds a number without a time axis. A list "
-            "is a pytree of its items: pass an array."
+            f"{key!r} is to be stacked, but contains a scalar, which has no time axis. "
+            "A list is a pytree of its items: pass an array."
         )
     return KeyInfo(stacked, 0, ndims)
 
 
 class Key(NamedTuple):
-    """One key of a logdict, with all that belongs to it."""
+    """The rows of one key of a logdict.
+
+    Attributes:
+        value: a pytree of arrays.
+        steps: the step numbers of the rows, by name.
+        mask: which rows happened, of the shape of a step; None if all did.
+        info: the meaning of the axes.
+        dropped: how many rows exceeded the `capacity`; None without a `capacity`.
+    """
 
     value: Any
     steps: dict[str, Any]
     mask: Any
     info: KeyInfo
-    # how many rows there was no room for, if that may be
     dropped: Any = None
 
     def arrays(self, change: Callable[[Any, int], Any]) -> "Key":
-        """Changes every array, given the axis at which its time is or would be."""
+        """Changes all arrays: the leaves, then the steps, then the mask.
+
+        Args:
+            change: a function of an array and the position of its time axis.
+        """
         leaves, tree = flatten(self.value)
+        axis = self.info.time_axis
         pairs = zip(leaves, self.info.ndims, strict=True)
-        value = tree.unflatten(
-            [change(leaf, self.info.time_axis(leaf, own)) for leaf, own in pairs]
+        return self._replace(
+            value=tree.unflatten([change(x, axis(x, own)) for x, own in pairs]),
+            steps={name: change(x, axis(x, 0)) for name, x in self.steps.items()},
+            mask=None if self.mask is None else change(self.mask, axis(self.mask, 0)),
         )
-        steps = {
-            name: change(step, self.info.time_axis(step, 0))
-            for name, step in self.steps.items()
-        }
-        mask = self.mask
-        if mask is not None:
-            mask = change(mask, self.info.time_axis(mask, 0))
-        return Key(value, steps, mask, self.info, self.dropped)
 
     def stacked(self) -> "Key":
         if self.info.stacked:
             return self
-        new = self.arrays(_with_time)
+        new = self.arrays(_insert_time)
         return new._replace(info=self.info._replace(stacked=True))
 
     def length(self) -> int:
         if not self.info.stacked:
             return 1
-        leaf = leaves_of(self.value)[0]
-        return np.shape(leaf)[self.info.time_axis(leaf, self.info.ndims[0])]
+        return self._row_shape()[self.outer_lanes()]
+
+    def _row_shape(self) -> tuple[int, ...]:
+        """The shape of lanes and time."""
+        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
+        return np.shape(leaf)[: np.ndim(leaf) - own]
 
     def then(self, name: str, other: "Key") -> "Key":
+        """Joins the rows of a key with later ones."""
         first, second = self.stacked(), other.stacked()
-        tree, other_tree = (
-            structure_of(first.value),
-            structure_of(second.value),
-        )
+        tree, other_tree = structure_of(first.value), structure_of(second.value)
         tags = all_tags([first.info.tags, second.info.tags])
         info = first.info._replace(tags=tags)
         if tree != other_tree or info != second.info._replace(tags=tags):
@@ -131,35 +145,18 @@ class Key(NamedTuple):
             )
         if (first.mask is None) != (second.mask is None):
             first, second = first._masked(), second._masked()
-        joined = [
-            _concatenate(name, a, b, first.info.time_axis(a, own))
-            for a, b, own in zip(
-                leaves_of(first.value),
-                leaves_of(second.value),
-                first.info.ndims,
-                strict=True,
-            )
-        ]
-        value = tree.unflatten(joined)
-        axis = first.info.time_axis
-        steps = {
-            step: _concatenate(name, a, second.steps[step], axis(a, 0))
-            for step, a in first.steps.items()
-        }
-        mask = None
-        if first.mask is not None:
-            mask = _concatenate(name, first.mask, second.mask, axis(first.mask, 0))
-        lost = [one.dropped for one in (first, second) if one.dropped is not None]
-        return Key(value, steps, mask, info, sum(lost) if lost else None)
+        joined = combine([first, second], functools.partial(_concatenate, name))
+        dropped = [key.dropped for key in (first, second) if key.dropped is not None]
+        return joined._replace(info=info, dropped=sum(dropped) if dropped else None)
 
     def _masked(self) -> "Key":
         if self.mask is not None:
             return self
-        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
-        shape = np.shape(leaf)[: np.ndim(leaf) - own]
-        return self._replace(mask=namespace(leaf).ones(shape, dtype=bool))
+        module = namespace(leaves_of(self.value)[0])
+        return self._replace(mask=module.ones(self._row_shape(), dtype=bool))
 
     def reduced(self, key: str, reduction: AnyReduction | None) -> "Key":
+        """Reduces the rows over time."""
         if reduction is None:
             return self
         rows = self.stacked()
@@ -176,48 +173,49 @@ class Key(NamedTuple):
         ndims = tuple(np.ndim(leaf) - lanes for leaf in reduced)
         return Key(
             tree.unflatten(reduced),
-            rows._steps_of(REDUCTIONS[reduction.step]),
+            rows._reduced_steps(REDUCTIONS[reduction.step]),
             rows._any_happened(),
             info._replace(stacked=False, ndims=ndims),
             rows.dropped,
         )
 
-    def _steps_of(self, picks: AnyReduction) -> dict[str, Any]:
-        """The steps of the rows that a reduction picks."""
-        if not self.steps or not self.length():  # no rows have no last step either
+    def _reduced_steps(self, reduction: AnyReduction) -> dict[str, Any]:
+        """Reduces the steps, by `first` or `last`."""
+        if not self.steps or not self.length():  # without rows, there is no last step
             return {}
         names, steps = list(self.steps), list(self.steps.values())
         axes = [self.info.time_axis(step, 0) for step in steps]
         own = [0] * len(steps)
         rows = StackedRows("", None, steps, axes, own, self.info.lanes, self.mask)
-        return dict(zip(names, picks.stacked(rows)[0], strict=True))
+        return dict(zip(names, reduction.stacked(rows)[0], strict=True))
 
     def _any_happened(self) -> Any:
         if self.mask is None:
             return None
         return self.mask.any(axis=self.info.time_axis(self.mask, 0))
 
-    def plain(self) -> "Key":
-        """The same with PRNG keys as their data, which have one axis more."""
+    def with_key_data(self) -> "Key":
+        """The same with the data of typed PRNG keys, which has one more axis."""
         leaves, tree = flatten(self.value)
         if not any(map(is_typed_key, leaves)):
             return self
         random = imported_jax().random
         data = [random.key_data(x) if is_typed_key(x) else x for x in leaves]
-        more = [
-            np.ndim(new) - np.ndim(old) for new, old in zip(data, leaves, strict=True)
-        ]
-        ndims = tuple(map(operator.add, self.info.ndims, more))
+        ndims = tuple(
+            ndim + np.ndim(new) - np.ndim(old)
+            for ndim, new, old in zip(self.info.ndims, data, leaves, strict=True)
+        )
         info = self.info._replace(ndims=ndims)
         return self._replace(value=tree.unflatten(data), info=info)
 
     def compacted(self) -> "Key | None":
+        """Removes rows that did not happen in any lane; None if none did."""
         if self.mask is None:
             return self
         if is_tracer(self.mask):
             raise LoxTypeError(
-                "`compact` needs values, since its shapes depend on them; call it "
-                "outside `jax.jit`."
+                "`compact` needs concrete values, since its shapes depend on them. "
+                "Call it outside `jax.jit`."
             )
         mask = to_numpy(self.mask)
         axis = self.info.time_axis(self.mask, 0)
@@ -233,98 +231,93 @@ class Key(NamedTuple):
         new = self
         if len(kept) < len(happened):
             new = self.arrays(lambda array, axis: _take(array, kept, axis))
-        whole = mask.take(kept, axis=axis).all()
-        return new._replace(mask=None) if whole else new
+        in_all_lanes = mask.take(kept, axis=axis).all()
+        return new._replace(mask=None) if in_all_lanes else new
 
     def outer_lanes(self) -> int:
-        """How many lane axes a `vmap` around the transformation put in front."""
+        """The number of lane axes added by a `vmap` around the transformation."""
         leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         return self.info.time_axis(leaf, own)
 
     def lane_count(self) -> int | None:
-        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
-        outer = self.info.time_axis(leaf, own)
-        if outer > 0:
-            return np.shape(leaf)[0]
-        if self.info.lanes:
-            return np.shape(leaf)[outer + self.info.stacked]
-        return None
+        """The size of the outermost lane axis; None if there are no lanes."""
+        outer = self.outer_lanes()
+        if not outer and not self.info.lanes:
+            return None
+        return self._row_shape()[0 if outer else self.info.stacked]
 
     def lane(self, i: int) -> "Key":
+        """One lane of the outermost lane axis."""
         if self.lane_count() is None:
             return self
         key = self
         if self.dropped is not None:
-            key = self._replace(dropped=_index(self.dropped, i, 0))
-        leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
-        if self.info.time_axis(leaf, own) > 0:
-            return key.arrays(lambda array, axis: _index(array, i, 0))
-        stacked = self.info.stacked
-        new = key.arrays(lambda array, axis: _index(array, i, axis + stacked))
-        return new._replace(info=self.info._replace(lanes=self.info.lanes - 1))
+            key = self._replace(dropped=_index_lane(self.dropped, i, 0))
+        if self.outer_lanes():
+            return key.arrays(lambda array, axis: _index_lane(array, i, 0))
+        info = self.info
+        new = key.arrays(lambda x, axis: _index_lane(x, i, axis + info.stacked))
+        return new._replace(info=info._replace(lanes=info.lanes - 1))
 
 
-def sliced(name: str, key: Key, index: Any) -> Key | None:
-    """Rows by position, among those that happened; None if there are none."""
-    if not key.info.stacked:
-        return key
-    compact = key.compacted()
-    if compact is None:
-        return None
-    if compact.mask is not None:
-        raise LoxValueError(
-            f"the rows of {name!r} happened at different times in different lanes, so "
-            "that they have no common positions. Take `logs.lanes()` first."
-        )
-    new = compact.arrays(lambda array, axis: _at(array, index, axis))
-    if isinstance(index, slice):
-        return new
-    return new._replace(info=key.info._replace(stacked=False))
+def combine(keys: Sequence[Key], join: Callable[[list[Any], int], Any]) -> Key:
+    """Joins the arrays of keys that have the same tree, steps and axes.
+
+    Args:
+        keys: the keys; all or none have a mask.
+        join: a function of corresponding arrays and the position of their time axis.
+    """
+    first, *others = keys
+    rest = [
+        iter([*leaves_of(key.value), *(key.steps[x] for x in first.steps), key.mask])
+        for key in others
+    ]
+    return first.arrays(lambda x, axis: join([x, *map(next, rest)], axis))
 
 
-def _with_time(array: Any, axis: int) -> Any:
-    if not hasattr(array, "dtype"):  # a Python number, as JAX would take it
+def _insert_time(array: Any, axis: int) -> Any:
+    if not hasattr(array, "dtype"):  # a Python number
         from lox._jax.numbers import as_jax_would
 
         array = as_jax_would(array)
     return namespace(array).expand_dims(array, axis)
 
 
-def _index(array: Any, i: int, axis: int) -> Any:
+def _index_lane(array: Any, i: int, axis: int) -> Any:
     if is_jax_array(array):
         from lox._jax import array_types
 
         if array_types.is_split(imported_jax().typeof(array)):
-            return _take(array, i, axis)  # JAX does not index axes that are split
-    return _at(array, i, axis)
+            return _take(array, i, axis)  # JAX does not index sharded axes
+    return index_axis(array, i, axis)
 
 
-def _at(array: Any, index: Any, axis: int) -> Any:
-    place = (slice(None),) * axis + (index,)
+def index_axis(array: Any, index: Any, axis: int) -> Any:
+    """Indexes one axis, with an integer or a slice."""
+    indices = (slice(None),) * axis + (index,)
     if not is_jax_array(array):
-        return array[place]
+        return array[indices]
     try:
-        return array[place]
+        return array[indices]
     except imported_jax().errors.JaxRuntimeError:
-        # of a `transfer_guard`: JAX transfers indices
-        length = array.shape[axis]
-        rows = np.arange(length)[index]
-        return _take(array, rows, axis)
+        # a `transfer_guard`: JAX transfers indices implicitly
+        return _take(array, np.arange(array.shape[axis])[index], axis)
 
 
 def _take(array: Any, indices: Any, axis: int) -> Any:
-    """Rows of a concrete array; by NumPy, since JAX would compile for each length."""
+    """Rows of a concrete array; with NumPy, because JAX would compile per length."""
     if not is_jax_array(array):
         return np.take(array, indices, axis=axis)
     if is_typed_key(array):
         return namespace(array).take(array, indices, axis=axis)
-    # named as transfers, since a user may have forbidden all others
+    # explicit transfers, which a `transfer_guard` allows
     taken = to_numpy(array).take(indices, axis=axis)
     return imported_jax().device_put(taken)
 
 
-def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
-    shapes = [list(np.shape(first)), list(np.shape(second))]
+def _concatenate(name: str, arrays: list[Any], axis: int) -> Any:
+    first, second = arrays
+    shapes = [list(np.shape(array)) for array in arrays]
     for shape in shapes:
         del shape[axis]
     if shapes[0] != shapes[1]:
@@ -332,17 +325,17 @@ def _concatenate(name: str, first: Any, second: Any, axis: int) -> Any:
             f"cannot join the logs of {name!r}: rows of the shapes {shapes[0]} and "
             f"{shapes[1]}. Rename one of them, or give it a `prefix`."
         )
-    dtypes = [first.dtype, second.dtype]
-    if dtypes[0] != dtypes[1]:
+    if first.dtype != second.dtype:
         raise DtypeError(
-            f"cannot join the logs of {name!r}: {dtypes[0]} and {dtypes[1]}. Convert "
-            "one of them, or give it a `prefix`."
+            f"cannot join the logs of {name!r}: {first.dtype} and {second.dtype}. "
+            "Convert one of them, or give it a `prefix`."
         )
     on_device = first if is_jax_array(first) else second
-    return namespace(on_device).concatenate([first, second], axis=axis)
+    return namespace(on_device).concatenate(arrays, axis=axis)
 
 
 def equal(first: Any, second: Any) -> bool:
+    """Whether two pytrees of arrays have the same structure and equal arrays."""
     leaves, tree = flatten(first)
     others, other_tree = flatten(second)
     if tree != other_tree:

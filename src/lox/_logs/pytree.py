@@ -1,4 +1,4 @@
-"""`logdict` as a pytree; loaded once somebody has imported JAX."""
+"""`logdict` as a pytree; loaded when JAX is imported."""
 
 import functools
 import json
@@ -11,48 +11,43 @@ from jax.tree_util import DictKey, GetAttrKey
 from lox._jax import export
 
 from .key import KeyInfo
-from .logdict import logdict
+from .logdict import logdict, make_logdict
+from .metadata import Metadata
 
 
 def register(jax: ModuleType) -> None:
-    """Lets JAX's transformations, and its export, take logdicts apart."""
+    """Registers logdicts as pytrees, and for `jax.export`."""
     jax.tree_util.register_pytree_with_keys(
         logdict, _flatten_with_keys, _unflatten, _flatten
     )
-    # as JSON, which can do no harm
+    # as JSON: deserializing it cannot run code
     export.register_node(logdict, "lox.logdict", _serialize_layout, _deserialize_layout)
 
 
-_new, _update = dict.__new__, dict.update
-_NOTHING: dict[str, Any] = {}
-
-
 class _Layout(tuple[Any, ...]):
-    """All of a logdict but its arrays; a tuple, which JAX compares at no cost."""
+    """Everything static about a logdict; a tuple, which JAX compares quickly."""
 
     @functools.cached_property
-    def info(self) -> dict[str, KeyInfo]:
+    def metadata(self) -> Metadata:
+        """What can be known without the arrays."""
         keys, _, _, infos, _ = self
-        return dict(zip(keys, infos, strict=True))
+        return Metadata(info=dict(zip(keys, infos, strict=True)))
 
 
 def _layout(logs: logdict) -> _Layout:
     keys = tuple(logs)
-    steps = tuple(
-        (name, tuple(key for key in of if key in logs))
-        for name, of in logs._steps.items()
-    )
-    masks = tuple(key for key in logs._mask if key in logs)
-    infos = tuple(logs._info_for(key) for key in keys)
-    return _Layout((keys, steps, masks, infos, tuple(logs.dropped)))
+    steps = tuple((name, tuple(by_key)) for name, by_key in logs.steps.items())
+    infos = tuple(logs._info_of(key) for key in keys)
+    return _Layout((keys, steps, tuple(logs.mask), infos, tuple(logs.dropped)))
 
 
 def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
     keys, steps, masks, _, dropped = layout
+    metadata = logs._metadata
     children = [logs[key] for key in keys]
-    children += [logs._steps[name][key] for name, of in steps for key in of]
-    children += [logs._mask[key] for key in masks]
-    children += [logs._dropped[key] for key in dropped]
+    children += [metadata.steps[name][key] for name, by_key in steps for key in by_key]
+    children += [metadata.mask[key] for key in masks]
+    children += [metadata.dropped[key] for key in dropped]
     return children
 
 
@@ -65,7 +60,9 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
     layout = _layout(logs)
     keys, steps, masks, _, dropped = layout
     paths: list[Any] = [DictKey(key) for key in keys]
-    paths += [GetAttrKey(f"{name}[{key!r}]") for name, of in steps for key in of]
+    paths += [
+        GetAttrKey(f"{name}[{key!r}]") for name, by_key in steps for key in by_key
+    ]
     paths += [GetAttrKey(f"mask[{key!r}]") for key in masks]
     paths += [GetAttrKey(f"dropped[{key!r}]") for key in dropped]
     return list(zip(paths, _children(logs, layout), strict=True)), layout
@@ -73,18 +70,17 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 
 def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
     keys, steps, masks, _, dropped = layout
-    if not steps and not masks:  # on the way of every eager call
-        logs = _new(logdict)
-        _update(logs, zip(keys, children))  # noqa: B905
-        logs._steps = logs._mask = logs._dropped = _NOTHING
-        logs._info = layout.info
-        return logs
+    if not steps and not masks:  # the fast path of eager calls
+        return make_logdict(zip(keys, children), layout.metadata)  # noqa: B905
     rest = iter(children)
-    data = {key: next(rest) for key in keys}
-    step_values = {name: {key: next(rest) for key in of} for name, of in steps}
-    mask = {key: next(rest) for key in masks}
-    lost = {key: next(rest) for key in dropped}
-    return logdict._of(data, step_values, mask, layout.info, lost)
+    data = [(key, next(rest)) for key in keys]
+    metadata = Metadata(
+        {name: {key: next(rest) for key in by_key} for name, by_key in steps},
+        {key: next(rest) for key in masks},
+        layout.metadata.info,
+        {key: next(rest) for key in dropped},
+    )
+    return make_logdict(data, metadata)
 
 
 def _serialize_layout(layout: tuple[Any, ...]) -> bytes:
@@ -96,7 +92,7 @@ def _deserialize_layout(data: bytes) -> _Layout:
     return _Layout(
         (
             tuple(keys),
-            tuple((name, tuple(of)) for name, of in steps),
+            tuple((name, tuple(by_key)) for name, by_key in steps),
             tuple(masks),
             tuple(map(KeyInfo.from_json, infos)),
             tuple(dropped),

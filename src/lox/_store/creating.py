@@ -15,7 +15,15 @@ from lox._arrays import imported_jax
 from lox._errors import StoreError
 from lox._version import __version__
 
-from .format import FINISHED, RUN_FILE, TEMPORARY, VERSION, WRITER, shown, write_json
+from .format import (
+    FINISHED,
+    RUN_FILE,
+    TEMPORARY,
+    VERSION,
+    WRITER,
+    display_path,
+    write_json,
+)
 from .reader import Run
 from .writer import Writer
 
@@ -27,9 +35,9 @@ def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]
     try:
         if mode == "w" and path.is_symlink():
             raise StoreError(
-                f"{shown(path)} is a symbolic link: replacing the run would remove the "
-                f"rows in {os.readlink(path)}. Pass the path of the run itself, or "
-                "remove the link."
+                f"{display_path(path)} is a symbolic link: replacing the run would "
+                f"remove the rows in {os.readlink(path)}. Pass the path of the run "
+                "itself, or remove the link."
             )
         names = _names_in(path)
     except OSError as error:
@@ -38,8 +46,8 @@ def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]
         raise _not_a_run(path)
     if mode == "x" and _has_run(names):
         raise StoreError(
-            f"a run already exists at {shown(path)}. Choose another path or key, or "
-            f"say what to do with it: {remedy}."
+            f"a run already exists at {display_path(path)}. Choose another path or "
+            f"key, or say what to do with it: {remedy}."
         )
     if mode == "a" and RUN_FILE in names:
         Run(path)  # raises if rows that are appended could not be read
@@ -114,12 +122,13 @@ def _overwrite(
 
 
 def _cannot_create(path: pathlib.Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot create a run at {shown(path)}: {error}.")
+    return StoreError(f"cannot create a run at {display_path(path)}: {error}.")
 
 
 def _not_a_run(path: pathlib.Path) -> StoreError:
     return StoreError(
-        f"{shown(path)} already exists and is not a run of lox. Choose another path."
+        f"{display_path(path)} already exists and is not a run of lox. Choose another "
+        "path."
     )
 
 

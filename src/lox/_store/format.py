@@ -55,7 +55,7 @@ def file_size(path: pathlib.Path) -> int:
     return status.st_size
 
 
-def shown(path: pathlib.Path) -> str:
+def display_path(path: pathlib.Path) -> str:
     """A path for messages: relative, if it is below the working directory."""
     with contextlib.suppress(OSError, ValueError):
         return str(path.relative_to(pathlib.Path.cwd()))
@@ -76,8 +76,8 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
     excess = _excess(text.encode())
     if excess:  # `read_json` would refuse it
         raise StoreError(
-            f"{shown(path)} cannot be written: it would have {excess}. Save large "
-            "arrays in separate files, and not in a config."
+            f"{display_path(path)} cannot be written: it would have {excess}. Save "
+            "large arrays in separate files, and not in a config."
         )
     temporary = path.with_name(
         f"{path.name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
@@ -187,7 +187,7 @@ def _checksum(content: Any) -> int:
     return zlib.crc32(json.dumps(content, ensure_ascii=True, sort_keys=True).encode())
 
 
-def place_of(row: int, number: int) -> bytes:
+def encode_place(row: int, number: int) -> bytes:
     """Encodes an entry of a `.places` file."""
     place = np.array([(row, number, 0)], PLACE)
     place["crc32"] = zlib.crc32(place.tobytes()[:_CHECKED_BYTES])

@@ -1,7 +1,7 @@
-"""Files that only grow, of which a process has few open at a time.
+"""Files that are only appended to, with a limited number of them open.
 
-A store of many runs has more files than a process may have open. So those that were
-opened first are closed, and opened again when they are needed.
+A store of many runs may have more files than a process may open. If there are too many,
+the files that were opened first are closed, and reopened when they are needed.
 """
 
 import collections
@@ -12,30 +12,30 @@ import pathlib
 import threading
 from typing import Any
 
-_MOST_OPEN = 512
+_MAX_OPEN = 512
 
 
 class GrowingFile:
-    """A new file, at whose end to write.
+    """A new file to append to.
 
-    It is never one that is there, which would be somebody else's. And it is unbuffered:
-    what a call has written is there, whatever happens to the process.
+    It must not exist yet: an existing file belongs to another writer. It is unbuffered,
+    so that what was written survives if the process is killed.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.in_use = True  # so that nobody closes it before it is known
+        self.in_use = True  # so that no other thread closes it
         self.handle: io.FileIO | None = None
         self._open("xb")
-        self._identity = self._found()
+        self._identity = self._inode()
         self.in_use = False
 
     def append(self, data: Any) -> None:
-        """Writes all of it, and raises `FileNotFoundError` if the file was removed."""
+        """Writes all data; raises `FileNotFoundError` if the file was removed."""
         try:
             handle = self.acquire()
             written = handle.write(data)
-            if written != len(data):  # of bytes
+            if written != len(data):
                 _write_rest(handle, memoryview(data)[written:])
             self.check_linked(handle)
         finally:
@@ -44,19 +44,19 @@ class GrowingFile:
     def check_linked(self, handle: io.FileIO) -> None:
         """Raises `FileNotFoundError` if the file, open as `handle`, was removed."""
         if os.fstat(handle.fileno()).st_nlink == 0:
-            raise removed(self.path)
+            raise removed_error(self.path)
 
     def acquire(self) -> io.FileIO:
-        """The open file, until it is released; of one thread at a time."""
-        with _open_files.lock:  # so that nobody closes it meanwhile
+        """Opens the file until `release`, for one thread at a time."""
+        with _open_files.lock:  # so that no other thread closes it
             self.in_use = True
             handle = self.handle
-        return self._open_again() if handle is None else handle
+        return self._reopen() if handle is None else handle
 
-    def _open_again(self) -> io.FileIO:
+    def _reopen(self) -> io.FileIO:
         try:
             handle = self._open("r+b")
-            if self._found() != self._identity:
+            if self._inode() != self._identity:
                 self.close()
                 raise FileNotFoundError(f"{self.path} was removed")
             handle.seek(0, os.SEEK_END)
@@ -81,12 +81,12 @@ class GrowingFile:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            _open_files.make_room(of=0)  # others have taken it
+            _open_files.make_room(limit=0)  # other code has used up the limit
             self.handle = io.FileIO(self.path, mode)
         _open_files.add(self)
         return self.handle
 
-    def _found(self) -> tuple[int, int]:
+    def _inode(self) -> tuple[int, int]:
         assert self.handle is not None
         status = os.fstat(self.handle.fileno())
         return status.st_dev, status.st_ino
@@ -97,15 +97,15 @@ def _write_rest(handle: io.FileIO, rest: memoryview) -> None:
         rest = rest[handle.write(rest) :]
 
 
-def removed(path: pathlib.Path) -> FileNotFoundError:
+def removed_error(path: pathlib.Path) -> FileNotFoundError:
     return FileNotFoundError(
-        f"{path} was removed while it was written: another writer has replaced the "
-        "run, or somebody has deleted it"
+        f"{path} was removed while it was being written: another writer has replaced "
+        "the run, or it was deleted"
     )
 
 
 class _OpenFiles:
-    """Those of this process, the ones that were opened first in front."""
+    """The open files of this process, in the order in which they were opened."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -120,34 +120,34 @@ class _OpenFiles:
         with self.lock:
             self._files.pop(file, None)
 
-    def make_room(self, of: int | None = None) -> None:
-        """Closes what nobody uses just now, so that few files or none are open."""
+    def make_room(self, limit: int | None = None) -> None:
+        """Closes files that are not used, so that fewer than `limit` are open."""
         with self.lock:
-            most = _most_open() if of is None else of
+            limit = _max_open() if limit is None else limit
             for file in list(self._files):
-                if len(self._files) < max(most, 1):
+                if len(self._files) < max(limit, 1):
                     return
                 if not file.in_use:
                     file.close()
 
-    def begin_anew(self) -> None:
-        """In a process that was forked, where they are not ours to close."""
+    def reset(self) -> None:
+        """Forgets all files in a forked process, which must not close them."""
         self._files = collections.OrderedDict()
         self.lock = threading.RLock()
 
 
-def _most_open() -> int:
-    """A quarter of what the system allows, which others may need as well."""
+def _max_open() -> int:
+    """At most a quarter of the system's limit: other code opens files, too."""
     try:
         import resource
     except ImportError:  # on Windows
-        return _MOST_OPEN // 4
+        return _MAX_OPEN // 4
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return _MOST_OPEN
-    return max(8, min(_MOST_OPEN, allowed // 4))
+        return _MAX_OPEN
+    return max(8, min(_MAX_OPEN, allowed // 4))
 
 
 _open_files = _OpenFiles()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open_files.begin_anew)
+    os.register_at_fork(after_in_child=_open_files.reset)

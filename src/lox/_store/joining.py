@@ -7,7 +7,7 @@ import numpy as np
 
 from lox._arrays import namespace
 from lox._errors import StoreError
-from lox._logs.key import Key, KeyInfo, all_tags
+from lox._logs.key import Key, KeyInfo, all_tags, combine
 
 from .format import build_tree, leaf_order
 from .schema import Column
@@ -23,23 +23,31 @@ class KeyPart:
         self.key, self._first_leaf = segment.keys[name]
         self._first_step = sum(len(key.columns) for key in segment.schema.keys)
 
-    def leaves(self) -> list[Any]:
-        return [
+    def rows(self, masked: bool) -> Key:
+        """The records as rows, with time as the first axis and, if `masked`, a mask."""
+        key, schema = self.key, self.segment.schema
+        columns, lanes = key.columns, key.outer + key.lanes
+        ndims = tuple(
+            len(columns[i].shape) - lanes - (columns[i].impl is not None)
+            for i in leaf_order(key.tree, len(columns))
+        )
+        leaves = [
             self._decode(column, self._first_leaf + i)
-            for i, column in enumerate(self.key.columns)
+            for i, column in enumerate(columns)
         ]
-
-    def steps(self) -> dict[str, Any]:
-        return {
+        steps = {
             name: self._decode(column, self._first_step + i)
-            for i, (name, column) in enumerate(self.segment.schema.steps)
+            for i, (name, column) in enumerate(schema.steps)
         }
+        mask = self._mask(columns[0].shape[:lanes]) if masked else None
+        info = KeyInfo(True, lanes, ndims, key.tags)
+        return Key(build_tree(key.tree, leaves), steps, mask, info)
 
-    def mask(self) -> Any:
-        schema = self.segment.schema
-        if schema.mask is None:
-            return None
+    def _mask(self, lane_shape: tuple[int, ...]) -> Any:
         self.segment.check_not_sparse()
+        schema = self.segment.schema
+        if schema.mask is None:  # all rows happened in all lanes
+            return np.ones((self.segment.count, *lane_shape), bool)
         position = self._first_step + len(schema.steps)
         return self._decode(schema.mask, position).astype(bool)
 
@@ -79,56 +87,34 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
                 f"{other.segment.schema.form(other.key)} in {other.segment}. Load the "
                 "other keys by their names."
             )
-    leaves = [part.leaves() for part in parts]
-    steps = [part.steps() for part in parts]
-    masks = [part.mask() for part in parts]
-    counts = [part.segment.count for part in parts]
-    if len(parts) == 1:
-        order = None
-    else:
-        numbers = np.concatenate([part.numbers() for part in parts])
-        writers = np.repeat([part.writer.number for part in parts], counts)
-        order = np.lexsort([numbers, writers])
-
-    def join(arrays: Sequence[Any]) -> Any:
-        if order is None:
-            return arrays[0]
-        return namespace(arrays[0]).concatenate(_promote(name, arrays))[order]
-
-    stacked = sum(counts) > 1 or first.segment.schema.stacked
+    masked = any(part.segment.schema.mask is not None for part in parts)
+    rows = [part.rows(masked) for part in parts]
+    count = sum(part.segment.count for part in parts)
+    key = rows[0] if len(parts) == 1 else _in_order(name, parts, rows)
     outer, lanes = first.key.outer, first.key.lanes
-    tags = all_tags(part.key.tags for part in parts)
-    columns = first.key.columns
-    ndims = tuple(
-        len(columns[i].shape) - lanes - outer - (columns[i].impl is not None)
-        for i in leaf_order(first.key.tree, len(columns))
-    )
-    value = build_tree(
-        first.key.tree, [join(column) for column in zip(*leaves, strict=True)]
-    )
-    mask = next((mask for mask in masks if mask is not None), None)
-    if mask is not None:  # without a mask, all lanes happened
-        lane_shape = mask.shape[1:]
-        pairs = zip(masks, counts, strict=True)
-        mask = join(
-            [
-                np.ones((count, *lane_shape), bool) if one is None else one
-                for one, count in pairs
-            ]
-        )
-    key = Key(
-        value,
-        {step: join([by_step[step] for by_step in steps]) for step in steps[0]},
-        mask,
-        KeyInfo(True, lanes + outer, ndims, tags),
+    info = key.info._replace(
+        stacked=count > 1 or first.segment.schema.stacked,
+        lanes=lanes,
+        tags=all_tags(part.key.tags for part in parts),
     )
     if outer:
         key = key.arrays(lambda x, axis: namespace(x).moveaxis(x, 0, outer))
-        key = key._replace(info=KeyInfo(True, lanes, ndims, tags))
-    if not stacked:
-        key = key.arrays(lambda x, axis: namespace(x).squeeze(x, axis))
-        key = key._replace(info=KeyInfo(False, lanes, ndims, tags))
-    return key
+    if not info.stacked:
+        key = key.arrays(lambda x, axis: namespace(x).squeeze(x, outer))
+    return key._replace(info=info)
+
+
+def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
+    """Joins the rows of several segments, in the order in which they were written."""
+    numbers = np.concatenate([part.numbers() for part in parts])
+    counts = [part.segment.count for part in parts]
+    writers = np.repeat([part.writer.number for part in parts], counts)
+    order = np.lexsort([numbers, writers])
+
+    def join(arrays: list[Any], axis: int) -> Any:
+        return namespace(arrays[0]).concatenate(_promote(name, arrays))[order]
+
+    return combine(rows, join)
 
 
 def _promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:

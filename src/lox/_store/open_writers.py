@@ -9,54 +9,57 @@ from typing import Any
 
 from lox._errors import StoreError
 from lox._logs.logdict import logdict
-from lox._serialized import Turns
+from lox._serialized import SerializedCalls
 
 from .creating import open_run
-from .format import RUN_FILE, shown
+from .format import RUN_FILE, display_path
 from .writer import Writer
 
 
 class _OpenWriters:
-    """The writers of this process, the last used of which stay open."""
+    """The writers of this process; those used last stay open."""
 
-    _MOST = 64
+    _MAX_OPEN = 64
 
     def __init__(self) -> None:
-        # those of the process that this one was forked from: not ours to close
+        # the writers of the parent of a forked process, which the child must not close
         self._inherited: list[Any] = []
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
-        """At the beginning, and in a process that was forked."""
+    def reset(self) -> None:
+        """Forgets all writers, without closing them; for forked processes."""
         if hasattr(self, "_open"):
             self._inherited.append(self._open)
-        self._turns = Turns()
-        self._lock = self._turns.lock
+        self._calls = SerializedCalls()
+        self._lock = self._calls.lock
         self._open: collections.OrderedDict[Any, Writer] = collections.OrderedDict()
 
     def write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
-        self._turns.call(self._write, path, mode, key, logs)
+        self._calls.call(self._write, path, mode, key, logs)
 
     def _write(self, path: pathlib.Path, mode: str, key: Any, logs: logdict) -> None:
         name = path.resolve()
+        # the run is replaced, or was removed
         if mode == "w" or not os.path.exists(path / RUN_FILE):
-            self._close(name)  # also if somebody has removed it
+            self._close(name)
         writer = self._open.get(name)
         if writer is None or mode == "x":
             writer = self._open[name] = open_run(path, mode, key)
         self._open.move_to_end(name)
-        while len(self._open) > self._MOST:
+        while len(self._open) > self._MAX_OPEN:
             self._close(next(iter(self._open)))
         try:
             writer.write(logs)
         except OSError as error:
             self._close(name)
-            raise StoreError(f"cannot write to {shown(path)}: {error}.") from error
+            raise StoreError(
+                f"cannot write to {display_path(path)}: {error}."
+            ) from error
 
     def _close(self, name: Any) -> None:
         writer = self._open.pop(name, None)
         if writer is not None:
-            with contextlib.suppress(OSError):  # all that was written is there
+            with contextlib.suppress(OSError):  # all rows are written already
                 writer.close()
 
     def close(self) -> None:
@@ -68,4 +71,4 @@ class _OpenWriters:
 open_writers = _OpenWriters()
 atexit.register(open_writers.close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=open_writers.begin_anew)
+    os.register_at_fork(after_in_child=open_writers.reset)

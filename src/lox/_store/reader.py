@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lox._errors import LoxWarning, StoreError
-from lox._logs.logdict import logdict
+from lox._logs.logdict import from_keys, logdict
 from lox._patterns import matches
 from lox._source import user_line
 
@@ -82,7 +82,7 @@ class Run:
                     *user_line(),
                 )
         keys = ((name, join_parts(name, found)) for name, found in parts.items())
-        return logdict()._with(keys)
+        return from_keys(keys)
 
     def _writers(self) -> Iterator[WrittenSegments]:
         """The writers that are part of the run; those before were replaced."""

@@ -9,6 +9,7 @@ import numpy as np
 from lox._errors import LoxTypeError, LoxValueError
 from lox._events.payload import PAYLOAD, send_payload
 from lox._host.callbacks import CallbackSink
+from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._store.keys import key_data, run_name
 from lox._store.open_writers import open_writers
@@ -56,7 +57,7 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         _save(pathlib.Path(path), mode, words, logs)
         return
     sink = _SaveSink(pathlib.Path(path), mode)
-    send_payload((logs._plain(), words), sink, "`lox.save`")
+    send_payload((with_key_data(logs), words), sink, "`lox.save`")
 
 
 class _SaveSink(CallbackSink):

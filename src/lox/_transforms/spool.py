@@ -137,7 +137,7 @@ class _Spool(Transformed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result, logs = self._call(*args, **kwargs)
         # on the host, rows that were not logged are removed
-        return result, logs.compact() if logs._mask and is_outermost() else logs
+        return result, logs.compact() if is_outermost() else logs
 
 
 def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:

@@ -1,47 +1,35 @@
-"""What all loggers share: the JAX side, written once.
+"""The base class of all loggers, which does everything that involves JAX.
 
-A backend is three methods on NumPy values: `open` a run, `write` logs to it, and
-`close` it.
+A backend implements three methods on NumPy values: `open`, `write` and `close`.
 """
 
 import dataclasses
-import functools
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lox._errors import LoxTypeError, LoxValueError, StepError
-from lox._events.log import arrays_of
-from lox._events.payload import send_payload
+from lox._errors import LoxTypeError, LoxValueError
 from lox._events.selection import Selection
-from lox._host import signals
-from lox._jax import array_types, host
+from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
-from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Argnames, Argnums, Static
-from lox._transforms.compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
-from lox._transforms.deliver import call_and_wait, deliver
+from lox._transforms.compiled import is_outermost
 from lox._transforms.options import Names, Options
 from lox._transforms.spool import spool
 from lox._transforms.transformed import Transformed, check_callable
 
+from ._runs.backend import RowWriter, Words
 from ._runs.config import plain_config, split_config
-from ._runs.open_runs import OpenRuns, RowWriter, Words
-from ._runs.sinks import (
-    Closes,
-    Opens,
-    RunSink,
-    SharedTapSink,
-    TapSink,
-    Writes,
-    with_number,
-)
+from ._runs.open_runs import OpenRuns
+from ._runs.sending import check_logs, send
+from ._runs.sinks import CloseSink, OpenSink, WriteSink
+from ._runs.tapping import tap_to_runs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,12 +37,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What a backend is told of a run that it is to open.
+    """A run for a backend to open.
 
     Attributes:
-        key: the words of the PRNG key that tells it from others.
-        name: a name made of them.
-        config: what the logger and the run were given.
+        key: the words of the PRNG key that identifies the run.
+        name: the name of the run, which is made of these words.
+        config: the config of the logger and of the run.
     """
 
     key: Words
@@ -62,154 +50,106 @@ class RunInfo:
     config: Mapping[str, Any]
 
 
-# by what tells their states from those of others
+# all loggers, by the identifier in their states
 _alive: "weakref.WeakValueDictionary[str, Logger]" = weakref.WeakValueDictionary()
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LoggerState:
-    """The runs that logs go to: a pytree, with an axis for each `vmap` of `init`."""
+    """The runs to log to: a pytree, with one axis per `vmap` around `init`."""
 
     words: Any
-    # whose they are
+    # the identifier of the logger
     logger: str = dataclasses.field(default="", metadata={"static": True})
 
 
 class Logger:
-    """The base of all loggers.
+    """The base class of all loggers.
 
-    A backend overrides `open`, `write` and, if there is something to close, `close`.
-    They run on the host, one at a time, and must not call JAX.
+    A backend overrides `open`, `write` and, if needed, `close`. They are called on the
+    host, one at a time, and must not call JAX.
 
     Args:
-        config: what to remember of the runs, such as hyperparameters; JSON.
+        config: the config of the runs, such as hyperparameters; JSON values.
 
     Attributes:
-        background: whether the backend is slow, so that it is called by a thread of its
-            own, out of a queue. The queue is bounded: a program that is faster for
-            long waits for room in it; nothing is dropped.
-        patience: for how many seconds such a backend may leave the others waiting,
-            before it is taken as failed.
+        background: whether the backend is slow. It is then called by a background
+            thread, from a queue. The queue is bounded: if it is full, the program
+            waits; nothing is dropped.
+        patience: the number of seconds that a background backend may take for a call,
+            before it is considered failed.
     """
 
     background = False
     patience = 120.0
-    # whether some program may log without order, so that rows may come after `finish`,
-    # or before `init`; and whether that is because it has several devices
+    # whether events of a program may have no order, so that rows may arrive after
+    # `finish` or before `init`; and whether that is because of several devices
     _unordered = False
     _devices = False
-    # whether some program begins runs of its own
+    # whether a program opens runs while it runs
     _opens_inside = False
-    # whether `write` takes typed PRNG keys; others get their data
-    _takes_keys = False
+    # whether `write` accepts typed PRNG keys; otherwise it gets their data
+    _accepts_typed_keys = False
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = plain_config(config or {})
 
-    # --- what a backend says ---------------------------------------------------------
+    # --- for backends ----------------------------------------------------------------
 
     def open(self, run: RunInfo) -> Any:
-        """Begins a run, and gives whatever `write` needs to find it again."""
+        """Opens a run, and returns what `write` and `close` get as their `run`."""
         raise NotImplementedError
 
     def write(self, run: Any, logs: logdict) -> None:
-        """Writes logs of NumPy values, with a time axis if they are several rows."""
+        """Writes logs of NumPy values; several rows have a time axis."""
         raise NotImplementedError
 
     def flush(self, run: Any) -> None:
-        """Sends what `write` has kept back, if it does; called when there is time."""
+        """Sends what `write` has buffered, if it does; called when there is time."""
 
     def close(self, run: Any) -> None:
-        """Ends a run."""
+        """Closes a run."""
 
-    # --- what a user calls -----------------------------------------------------------
+    # --- for users -------------------------------------------------------------------
 
     def init(
         self, key: Any = None, config: Mapping[str, Any] | None = None
     ) -> LoggerState:
-        """Begins a run; under `jax.vmap`, one a lane.
+        """Opens a run; under `jax.vmap`, one per lane.
 
         Args:
-            key: a key of `jax.random`, or a number, that tells the run from others. By
-                default, outside of JAX's transformations, a random one.
-            config: what this run was made with, beside the config of the logger;
-                of its values, some may be traced, and differ between lanes.
+            key: a `jax.random` key or an integer that identifies the run. By default a
+                random one, outside JAX transformations.
+            config: the config of this run, in addition to that of the logger. Its
+                values may be traced, and differ between lanes.
         """
         static, traced = split_config(config)
         words = words_of(key)
 
-        def opens(runs: OpenRuns, shared: int) -> Opens:
-            return Opens(runs, shared, static)
+        def make_sink(runs: OpenRuns, shared: int) -> OpenSink:
+            return OpenSink(runs, shared, static)
 
-        self._hand_over((words, traced), opens)
+        send(self._runs, (words, traced), make_sink)
         return LoggerState(jnp.array(words), self._kind)
 
     def finish(self, state: LoggerState) -> None:
-        """Ends the runs; all that was logged to them is where it should be then."""
-        self._hand_over(self._checked(state).words, Closes)
+        """Closes the runs, after everything logged to them was written."""
+        send(self._runs, self._checked(state).words, CloseSink)
 
     def log(self, state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
-        """Sends logs to the runs of a state.
+        """Logs values to the runs of a state.
 
         Args:
-            state: what `init` gave.
-            logs: logs such as `lox.spool` returns, or values by name.
-            **steps: the step numbers of values that come without: `step=i`.
+            state: the state returned by `init`.
+            logs: values by name, or logs returned by `lox.spool`.
+            **steps: step numbers, for values without steps: `step=i`.
         """
         words = self._checked(state).words
-        logs = self._logs(logs, steps)
-        if not (self._takes_keys and is_outermost()):
-            logs = logs._plain()
-        self._hand_over((words, logs), Writes)
-
-    def _logs(self, logs: Mapping[str, Any], steps: Mapping[str, Any]) -> logdict:
-        """Checks what `log` was given."""
-        call = f"`{type(self).__name__}.log`"
-        if not isinstance(logs, Mapping):
-            raise LoxTypeError(
-                f"{call} takes a state and values by name, not {logs!r}: "
-                '`logger.log(state, {"loss": loss}, step=i)`.'
-            )
-        if isinstance(logs, logdict) and steps:
-            raise LoxTypeError(
-                f"a `logdict` has steps of its own; {call} takes "
-                f"{', '.join(map(repr, steps))} for a plain dict."
-            )
-        for key, value in logs.items():
-            leaves = jax.tree.leaves(value)
-            if not leaves or not all(map(_is_array, leaves)):
-                # which says what is wrong
-                arrays_of(value, key, f"{call} at {user_source()}")
-        if isinstance(logs, logdict):
-            return logs
-        for name, step in steps.items():
-            if not _is_array(step) or np.ndim(step):
-                raise StepError(
-                    f"{call} at {user_source()}: the step {name!r} must be a number, "
-                    f"not {step!r:.80}. Several rows at once are a `lox.logdict(..., "
-                    "stacked=True)`."
-                )
-        of = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
-        return logdict(logs, of)
-
-    def _hand_over(
-        self, payload: Any, sink: Callable[[OpenRuns, int], RunSink]
-    ) -> None:
-        receiver = sink(self._runs, array_types.in_shard_map())
-        if is_outermost():
-            payload = jax.tree.map(_to_host, payload)
-            in_callback = host.in_callback()
-            if not in_callback:
-                # what programs that still run have logged comes before it
-                host.wait_for_callbacks()
-                self._runs.close_ending()
-            if isinstance(receiver, Closes):  # it may wait, and can be interrupted
-                receiver.take(payload, late=in_callback)
-                return
-            signals.uninterrupted(lambda: receiver.take(payload, late=in_callback))
-            return
-        send_payload(payload, receiver, "the logger")
+        checked = check_logs(logs, steps, type(self).__name__)
+        if not (self._accepts_typed_keys and is_outermost()):
+            checked = with_key_data(checked)
+        send(self._runs, (words, checked), WriteSink)
 
     def spool(
         self,
@@ -227,7 +167,7 @@ class Logger:
         static_argnums: Argnums = None,
         static_argnames: Argnames = None,
     ) -> Callable[P, T]:
-        """Makes `fun` send its logs to the runs of a state, when it has ended.
+        """Transforms `fun` to send its logs to the runs of a state when it returns.
 
         The options are those of `lox.spool`.
         """
@@ -270,12 +210,11 @@ class Logger:
         static_argnums: Argnums = None,
         static_argnames: Argnames = None,
     ) -> Callable[P, T]:
-        """Makes `fun` send its logs to the runs of a state, as they come.
+        """Transforms `fun` to send its logs to the runs of a state while it runs.
 
         The options are those of `lox.tap`.
         """
         self._check_call(fun, state, "tap")
-        words = state.words
         options = Options(
             f"{type(self).__name__}.tap",
             Selection.of(argnames, tags),
@@ -288,49 +227,20 @@ class Logger:
             ordered=ordered,
         )
         static = Static.of(fun, static_argnums, static_argnames)
-        runs = self._runs
-
-        @functools.cache
-        def numbered() -> Any:
-            return with_number(words, runs)
-
-        def form(where: Form) -> Any:
-            # A call that waits for its callbacks can share its program with other
-            # loggers: a number that goes with the run says whose it is.
-            shares = where is OUTERMOST
-
-            def build() -> tuple[Any, TapSink]:
-                sink = SharedTapSink() if shares else TapSink(runs)
-
-                def evaluate(closed: Any, args: Sequence[Any]) -> Any:
-                    options.warn_unmatched(closed, "lox.tap")
-                    run = args[0]
-                    outs = deliver(closed, args, options, where.outermost, sink, run)
-                    return outs, None
-
-                return evaluate, sink
-
-            key = "logger.tap", None if shares else runs, options
-            return compiled(fun, key, build, where, static, wrap=_with_words)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_outermost():
-                return call_and_wait(form(OUTERMOST), (numbered(), *args), kwargs)
-            return form(INSIDE)(words, *args, **kwargs)[0]
-
+        call = tap_to_runs(fun, self._runs, state.words, options, static)
         return _Logged(fun, call, static)
 
     @property
     def _runs(self) -> OpenRuns:
-        # not in `__init__`, which a backend may forget to call
+        # not in `__init__`, which a subclass may not call
         found = self.__dict__.get("_open_runs")
         for method in ("open", "write") if found is None else ():
             if getattr(type(self), method) is getattr(Logger, method):
                 raise LoxTypeError(
-                    f"{type(self).__name__} has no method `{method}`: a logger has "
+                    f"{type(self).__name__} has no method `{method}`: a logger needs "
                     "`open(self, run)` and `write(self, run, logs)`."
                 )
-        # of two threads at once, one makes it
+        # atomic: two threads get the same one
         return found or self.__dict__.setdefault("_open_runs", OpenRuns(self))
 
     def _check_call(self, fun: Any, state: Any, method: str) -> None:
@@ -351,19 +261,19 @@ class Logger:
             )
         kind, _, _ = state.logger.partition(" ")
         mine, _, _ = self._kind.partition(" ")
-        # one that is gone, as after a restart, may leave its states to another
+        # a state of a logger that is gone, as after a restart, is valid for another
         is_others = kind != mine or state.logger in _alive
         if state.logger not in ("", self._kind) and is_others:
             other = f"another {mine}" if kind == mine else f"{kind}, and not of {mine}"
             raise LoxValueError(
-                f"this state is one of {other}: each logger has states of its own, "
-                "which its `init` gives."
+                f"this state is one of {other}: each logger has its own states, which "
+                "its `init` returns."
             )
         return state
 
     @property
     def _kind(self) -> str:
-        """What tells its states from those of others."""
+        """The identifier in its states."""
         found: str | None = self.__dict__.get("_own_kind")
         if found is None:
             name = f"{type(self).__name__} {secrets.token_hex(4)}"
@@ -371,32 +281,36 @@ class Logger:
             _alive[found] = self
         return found
 
-    def _keeps_back(self) -> bool:
+    def _buffers(self) -> bool:
+        """Whether `write` may buffer logs."""
         return type(self).flush is not Logger.flush
 
     def _wait(self) -> None:
         self._runs.wait()
 
-    def _info(self, words: Words, config: Mapping[str, Any] | None = None) -> RunInfo:
-        """What there is to know of a run, which may have a config of its own."""
-        whole = {**getattr(self, "config", {}), **(config or {})}
-        return RunInfo(words, run_name(words), whole)
+    def _run_info(
+        self, words: Words, config: Mapping[str, Any] | None = None
+    ) -> RunInfo:
+        """The information about a run, given its own config."""
+        # a subclass may not call `__init__`
+        merged = {**getattr(self, "config", {}), **(config or {})}
+        return RunInfo(words, run_name(words), merged)
 
-    def _begin(self, words: Words, config: Mapping[str, Any], late: bool) -> Any:
+    def _open_run(self, words: Words, config: Mapping[str, Any], late: bool) -> Any:
         """Opens a run; the arguments are those of `OpenRuns.open`."""
         del late
-        return self.open(self._info(words, config))
+        return self.open(self._run_info(words, config))
 
     def _row_writer(self) -> RowWriter | None:
-        """A quicker `write` for single rows of programs, if the backend has one."""
+        """A faster `write` for single rows of programs, if the backend has one."""
         return None
 
-    def _adopt(self, run: Any, info: RunInfo) -> bool:
-        """Gives a config to a run that has begun without; False if it cannot."""
+    def _set_config(self, run: Any, info: RunInfo) -> bool:
+        """Sets the config of an open run; returns False if that is not possible."""
         return False
 
     def _check(self, run: RunInfo) -> None:
-        """Raises if `open` would refuse a run, and changes nothing."""
+        """Raises if `open` would raise, without changing anything."""
 
 
 class _Logged(Transformed):
@@ -404,35 +318,13 @@ class _Logged(Transformed):
     __doc__ = Transformed.__doc__
 
 
-def _with_words(fun: Any) -> Any:
-    def wrapped(words: Any, *args: Any, **kwargs: Any) -> Any:
-        del words
-        return fun(*args, **kwargs)
-
-    wrapped.__wrapped__ = fun  # type: ignore[attr-defined]
-    return wrapped
-
-
 def words_of(key: Any) -> Any:
-    """The words of a run's key; of a random one, if there is none."""
+    """The words of a run's key; those of a random key for None."""
     if key is not None:
         return key_data(key)
     if not is_outermost():
         raise LoxTypeError(
-            "`init` of a logger needs a `key` inside `jax.jit` and `jax.vmap`, which "
-            "would give every call and every lane the same run."
+            "`init` of a logger needs a `key` inside `jax.jit` and `jax.vmap`: with a "
+            "random one, every call and every lane would have the same run."
         )
     return np.frombuffer(secrets.token_bytes(8), np.uint32)
-
-
-def _is_array(x: Any) -> bool:
-    if isinstance(x, np.ndarray | np.generic):
-        return x.dtype.kind not in "OSUMm"
-    return isinstance(x, jax.Array | bool | int | float | complex)
-
-
-def _to_host(x: Any) -> Any:
-    if isinstance(x, np.ndarray) and x.flags.writeable:
-        return x.copy()  # it may wait in a queue while its owner changes it
-    is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
-    return x if is_key else np.asarray(x)

@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from lox._errors import LoxError, LoxTypeError
+from lox._logs.access import with_key_data
 from lox._logs.logdict import OpenRow, logdict
 
 from ._base import Logger, RunInfo
-from ._runs.exit import all_of
-from ._runs.open_runs import RowWriter, Words
+from ._runs.backend import RowWriter, Words
+from ._runs.exit import call_all
 
 
 class MultiLogger(Logger):
@@ -22,7 +23,7 @@ class MultiLogger(Logger):
             nothing is logged.
     """
 
-    _takes_keys = True
+    _accepts_typed_keys = True
 
     def __init__(self, *loggers: Logger) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class MultiLogger(Logger):
         for logger in self.loggers:
             logger._runs.check(run.key)
 
-    def _begin(self, words: Words, config: Mapping[str, Any], late: bool) -> Words:
+    def _open_run(self, words: Words, config: Mapping[str, Any], late: bool) -> Words:
         opened: list[Logger] = []
         for logger in self.loggers:
             try:
@@ -53,17 +54,22 @@ class MultiLogger(Logger):
             opened.append(logger)
         return words
 
-    def _adopt(self, run: Words, info: RunInfo) -> bool:
-        all_of(partial(logger._runs.adopt, run, info.config) for logger in self.loggers)
+    def _set_config(self, run: Words, info: RunInfo) -> bool:
+        call_all(
+            partial(logger._runs.set_config, run, info.config)
+            for logger in self.loggers
+        )
         return True
 
     def open(self, run: RunInfo) -> Words:
-        return self._begin(run.key, run.config, late=False)
+        return self._open_run(run.key, run.config, late=False)
 
     def write(self, run: Words, logs: logdict) -> None:
-        plain = logs._plain()
-        all_of(
-            partial(logger._runs.write, run, logs if logger._takes_keys else plain)
+        plain = with_key_data(logs)
+        call_all(
+            partial(
+                logger._runs.write, run, logs if logger._accepts_typed_keys else plain
+            )
             for logger in self.loggers
         )
 
@@ -72,14 +78,14 @@ class MultiLogger(Logger):
         return None if overridden else self._write_row
 
     def _write_row(self, run: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
-        # programs hand over the data of PRNG keys, which all loggers take
-        all_of(
+        # rows of programs contain the data of PRNG keys, which all loggers accept
+        call_all(
             partial(logger._runs.write_row, run, open_row, arrays)
             for logger in self.loggers
         )
 
     def close(self, run: Any) -> None:
-        all_of(partial(logger._runs.close, run) for logger in self.loggers)
+        call_all(partial(logger._runs.close, run) for logger in self.loggers)
 
     def _wait(self) -> None:
-        all_of(logger._wait for logger in self.loggers)
+        call_all(logger._wait for logger in self.loggers)

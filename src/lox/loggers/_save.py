@@ -12,7 +12,7 @@ from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.writer import Writer
 
 from ._base import Logger, RunInfo
-from ._runs.open_runs import RowWriter
+from ._runs.backend import RowWriter
 
 _MODES = {"new": "x", "resume": "a", "overwrite": "w"}
 REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
@@ -22,7 +22,7 @@ def mode_of(exists: str, logger: str) -> str:
     """Returns the mode in which to open runs, for an `exists` option."""
     if exists not in _MODES:
         raise LoxValueError(
-            f"`exists` of `{logger}` is {exists!r}; there are "
+            f"`exists` of `{logger}` is {exists!r}; it must be one of "
             f"{', '.join(map(repr, _MODES))}."
         )
     return _MODES[exists]
@@ -60,7 +60,7 @@ class SaveLogger(Logger):
         00000000-00000001 {'lr': 0.1} {'x': [1.0, 0.5, 0.25]}
     """
 
-    _takes_keys = True
+    _accepts_typed_keys = True
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class SaveLogger(Logger):
         path = self._path / run.name
         return open_run(path, self._mode, run.key, run.config, REMEDY)
 
-    def _adopt(self, run: Writer, info: RunInfo) -> bool:
+    def _set_config(self, run: Writer, info: RunInfo) -> bool:
         path = self._path / info.name / RUN_FILE
-        about = read_json(path)
-        if about["config"] == self.config:  # a resumed run keeps its own config
-            write_json(path, {**about, "config": dict(info.config)})
+        description = read_json(path)
+        if description["config"] == self.config:  # a resumed run keeps its own config
+            write_json(path, {**description, "config": dict(info.config)})
         return True
 
     def write(self, run: Writer, logs: logdict) -> None:

@@ -16,7 +16,7 @@ from lox._logs.logdict import logdict
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._trackers.tables import Array, tables, unique_name, widen_subnormals
+from ._tables import Array, tables, unique_name, widen_subnormals
 
 # Windows has no `fcntl` locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
@@ -60,7 +60,7 @@ class TextLogger(Logger):
             given = self._given_path / self._file_name(run)
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
 
-    def _adopt(self, run: Any, info: RunInfo) -> bool:
+    def _set_config(self, run: Any, info: RunInfo) -> bool:
         path = self._path / self._file_name(info)
         _write_config(path.with_suffix(".config.json"), info.config)
         return True
@@ -267,13 +267,13 @@ def _header(columns: list[str]) -> str:
 
 def _rows(logs: logdict) -> Iterator[dict[str, Any]]:
     """Yields the steps and values of each row as Python numbers and lists."""
-    for length, steps, values in tables(logs):
+    for table in tables(logs):
         taken: set[str] = set()
         columns = {
             unique_name(name, taken): _to_python(column)
-            for name, column in (*steps.items(), *values.items())
+            for name, column in (*table.steps.items(), *table.values.items())
         }
-        for i in range(length):
+        for i in range(table.length):
             yield {name: column[i] for name, column in columns.items()}
 
 

@@ -1,6 +1,5 @@
 """The state of `ConsoleLogger` per run: a few numbers per key, not every row."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lox._logs.key import KeyInfo
+from lox._logs.access import key_of, metadata_of
+from lox._logs.key import Key, KeyInfo
 from lox._logs.logdict import logdict
+from lox.loggers._tables import Array, named_leaves
 
-Array = np.ndarray[Any, Any]
 _NUMPY = np.ndarray, np.generic
 _NUMBERS = bool, int, float, complex
 RECENT = 256  # rows of history in a sparkline
@@ -120,7 +120,7 @@ class Curves:
         return max((curve.count for curve in self.by_name.values()), default=0)
 
     def add(self, logs: logdict) -> None:
-        masks = logs._mask
+        steps, masks, *_ = metadata_of(logs)
         for key, value in logs.items():
             # the fast path: a tap may send a million scalars
             if isinstance(value, _NUMPY) and value.shape == () and key not in masks:
@@ -129,8 +129,8 @@ class Curves:
                 curve.add_value(value.item())
                 curves = [curve]
             else:
-                curves = self._add_rows(key, value, logs)
-            for name, by_key in logs._steps.items():
+                curves = self._add_rows(key, key_of(logs, key))
+            for name, by_key in steps.items():
                 if key in by_key:
                     self._set_step(curves, name, by_key[key], masks.get(key))
 
@@ -151,15 +151,14 @@ class Curves:
         if name not in self.steps or number > self.steps[name]:
             self.steps[name] = number
 
-    def _add_rows(self, key: str, value: Any, logs: logdict) -> list[Curve]:
-        info, mask = logs._info_for(key), logs._mask.get(key)
-        leaves, tree = jax.tree.flatten(value)
-        names = self._leaf_names(key, value, tree)
+    def _add_rows(self, key: str, rows: Key) -> list[Curve]:
+        leaves, tree = jax.tree.flatten(rows.value)
+        names = self._leaf_names(key, rows.value, tree)
         curves = []
         with np.errstate(all="ignore"):
-            for name, leaf, ndim in zip(names, leaves, info.ndims, strict=True):
+            for name, leaf, ndim in zip(names, leaves, rows.info.ndims, strict=True):
                 curve = self.by_name.get(name) or self._new_curve(name)
-                _add_rows_to(curve, leaf, ndim, info, mask)
+                _add_rows_to(curve, leaf, ndim, rows.info, rows.mask)
                 curves.append(curve)
         return curves
 
@@ -167,10 +166,8 @@ class Curves:
         """The names of a key's leaves, computed once per tree structure."""
         names = self._names.get((key, tree))
         if names is None:
-            keystr = functools.partial(jax.tree_util.keystr, simple=True)
             names = self._names[key, tree] = [
-                "/".join([key, *(keystr((part,)) for part in path)])
-                for path, _ in jax.tree_util.tree_leaves_with_path(value)
+                name for name, _ in named_leaves(key, value)
             ]
         return names
 

@@ -57,7 +57,7 @@ class ConsoleLogger(Logger):
         100%  step 99  w 2.951e-05 ± 0  (64 runs, ... rows/s)
     """
 
-    _takes_keys = True
+    _accepts_typed_keys = True
 
     def __init__(
         self,

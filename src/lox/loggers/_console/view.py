@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .curves import RECENT, Array, Curve, Curves, Summary
+from lox.loggers._tables import Array
+
+from .curves import RECENT, Curve, Curves, Summary
 
 _WINDOW = 10.0  # seconds over which rates are measured, at least
 _WARMUP = 1.0  # seconds after the first row; from then on rates exclude compilation

@@ -29,7 +29,7 @@ def split_config(config: Any) -> tuple[str, list[Any]]:
     """Splits a config into JSON and traced values, known only when the program runs.
 
     Returns:
-        The JSON, with placeholders, and the traced values, for `whole_config`.
+        The JSON, with placeholders, and the traced values, for `fill_config`.
     """
     traced: list[Any] = []
 
@@ -45,7 +45,7 @@ def split_config(config: Any) -> tuple[str, list[Any]]:
     return json.dumps(plain), traced
 
 
-def whole_config(static: str, values: Sequence[Any]) -> dict[str, Any]:
+def fill_config(static: str, values: Sequence[Any]) -> dict[str, Any]:
     """Puts the values into the placeholders of `split_config`."""
 
     def fill(items: dict[str, Any]) -> Any:

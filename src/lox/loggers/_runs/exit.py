@@ -18,36 +18,36 @@ class _Runs(Protocol):
 
     def close_ending(self) -> None: ...
 
-    def begin_anew(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 # Open runs keep their logger alive until they are finished or Python exits. In the
 # order in which to close them: the backend of one logger may use another logger.
-_in_use: dict[_Runs, None] = {}
+_open: dict[_Runs, None] = {}
 _all: weakref.WeakSet[_Runs] = weakref.WeakSet()
 # The runs of the parent of a forked process. Kept, because the child must not close
 # them: not even by garbage collection, which would close their files.
 _inherited: list[Any] = []
 
 
-def known(runs: _Runs) -> None:
-    """Registers runs that a forked process must forget."""
+def forget_after_fork(runs: _Runs) -> None:
+    """Registers runs that are reset in forked processes."""
     _all.add(runs)
 
 
-def in_use(runs: _Runs) -> None:
+def register_open(runs: _Runs) -> None:
     """Registers runs that must be closed at exit."""
-    _in_use[runs] = None
+    _open[runs] = None
     _register()
     patches.install()  # so that barriers close what is ending
 
 
-def out_of_use(runs: _Runs) -> None:
+def unregister_open(runs: _Runs) -> None:
     """Unregisters runs that are closed."""
-    _in_use.pop(runs, None)
+    _open.pop(runs, None)
 
 
-def all_of(calls: Iterable[Callable[[], None]]) -> None:
+def call_all(calls: Iterable[Callable[[], None]]) -> None:
     """Makes all calls, and then raises the first error, if any."""
     errors = []
     for call in calls:
@@ -60,7 +60,7 @@ def all_of(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _close_ending() -> None:
-    all_of([runs.close_ending for runs in list(_in_use)])
+    call_all([runs.close_ending for runs in list(_open)])
 
 
 host.at_effects_barrier(_close_ending)
@@ -81,7 +81,7 @@ def _close_all() -> None:
     # programs that are still running may log
     with contextlib.suppress(Exception):
         host.wait_for_callbacks()
-    all_of([runs.close_all for runs in list(_in_use)])
+    call_all([runs.close_all for runs in list(_open)])
 
 
 @functools.cache
@@ -107,10 +107,10 @@ def _close_before_clients() -> None:
 
 def _after_fork() -> None:
     # runs, and the thread that sends their logs, belong to the parent process
-    _inherited.extend(_in_use)
-    _in_use.clear()
+    _inherited.extend(_open)
+    _open.clear()
     for runs in list(_all):
-        runs.begin_anew()
+        runs.reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,116 +1,70 @@
-"""The open runs of a logger, on the host; and what becomes of logs that it refuses."""
+"""The open runs of a logger, on the host."""
 
-import contextlib
 import functools
-import inspect
 import itertools
 import threading
-import traceback
-import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from lox._errors import LoxError, LoxValueError, LoxWarning
+from lox._errors import LoxError, LoxValueError
 from lox._logs.logdict import OpenRow, logdict
-from lox._source import user_line
 from lox._store.keys import run_name
 
-from .exit import all_of, in_use, known, out_of_use
+from .backend import Backend, OpenRun, Words, size_of
+from .exit import call_all, forget_after_fork, register_open, unregister_open
 from .queue import JobQueue
-from .unsent import UNSENT, Unsent
 
 if TYPE_CHECKING:
     from lox.loggers._base import Logger
 
-Words = tuple[int, ...]
-# writes a row to an open run, given what makes logs of it, and its arrays
-RowWriter = Callable[[Any, OpenRow, Sequence[Any]], None]
-# what a backend may keep back before it is asked to send it
-_MOST_KEPT = 1000
-_MOST_KEPT_BYTES = 16 << 20
-# what may come before its run begins, until that begins by itself
-_MOST_EARLY = 20_000
-_MOST_EARLY_BYTES = 16 << 20
+# how many logs may arrive before their run is opened; then they open it
+_MAX_EARLY = 20_000
+_MAX_EARLY_BYTES = 16 << 20
 
 
-# the runs of every logger, by a number that goes with the events of a program that
-# several loggers use
+# The open runs of every logger, by a number. Programs that several loggers share send
+# it with their events.
 _numbers = itertools.count()
 numbered: weakref.WeakValueDictionary[int, "OpenRuns"] = weakref.WeakValueDictionary()
 
 
-class _OpenRun:
-    """A run, and how far its backend has got with it."""
-
-    def __init__(self, words: Words, config: Mapping[str, Any]) -> None:
-        self.words = words
-        self.config = config
-        # the line that began it, which warnings name
-        self.line = user_line()
-        self.handle: Any = None
-        self.begun = False
-        # how many have said that it begins
-        self.devices = 0
-        # whether it has begun by itself, and nobody has said so yet
-        self.by_itself = False
-        # what the backend has taken, and perhaps not sent yet, and its size
-        self.kept: list[logdict] = []
-        self.kept_bytes = 0
-        # once the backend has failed, its logs go to the disk
-        self.failed = False
-        self.hangs = False
-        self.unsent: Unsent | None = None
-        self.loses = False
-
-
 class OpenRuns:
-    """The runs that a logger has open, by the words of their keys.
+    """The open runs of a logger, by the words of their keys.
 
-    A slow backend is called by a worker of its own, so that who logs does not wait.
+    A slow backend is called by a background thread, so that the program need not wait.
     """
 
     def __init__(self, logger: "Logger") -> None:
         self.logger = logger
-        self.name = type(logger).__name__
-        self._keeps = logger._keeps_back()
-        self._failures: set[str] = set()
-        self._open: dict[Words, _OpenRun] = {}
+        self.backend = Backend(logger)
+        self.raise_later = self.backend.raise_later
+        self._open: dict[Words, OpenRun] = {}
+        # the runs of the parent of a forked process, which the child must not close
         self._inherited: list[Any] = []
         self.number = next(_numbers)
         numbered[self.number] = self
-        self.begin_anew()
-        known(self)
+        self.reset()
+        forget_after_fork(self)
 
-    def begin_anew(self) -> None:
-        """Without runs: at the beginning, and in a process that was forked."""
+    def reset(self) -> None:
+        """Starts without runs, initially and in forked processes."""
         self._inherited.append(self._open)
+        self.backend.reset()
         self._lock = threading.RLock()
-        # held while a run fails, and while what it does not take is kept
-        self._failing = threading.RLock()
         self._open = {}
         self._finished: set[Words] = set()
-        # those that are to end once nobody can log to them any more
+        # runs to close when no program can log to them any more
         self._ending: set[Words] = set()
-        # logs without order, of runs that nobody has begun yet
+        # logs that have arrived before their run was opened
         self._early: dict[Words, list[logdict]] = {}
         self._early_bytes = 0
-        # what to raise once nothing is lost by it: warnings that are errors to the
-        # user, and the refusal of one of several loggers
-        self._error: Warning | LoxError | None = None
         self._queue: JobQueue | None = None
-        # what a backend may raise: in a thread of its own, it may also try to exit
-        self._caught: type[BaseException] = Exception
         if self.logger.background:
-            self._queue = JobQueue(self.name, self.logger.patience, self._flush_all)
-            self._caught = BaseException
-        # for a backend that is called at once, and that keeps nothing back
-        direct = self._queue is None and not self._keeps
-        self._write_row = self.logger._row_writer() if direct else None
+            name, patience = self.backend.name, self.logger.patience
+            self._queue = JobQueue(name, patience, self._flush_all)
 
-    # --- for the program -------------------------------------------------------------
+    # --- opening ---------------------------------------------------------------------
 
     def open(
         self,
@@ -119,69 +73,91 @@ class OpenRuns:
         late: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begins a run.
+        """Opens a run.
 
-        It raises no warning that the user has made an error: the run's state would be
-        lost by it. The next call to the run does.
+        A warning that the user's filters make an error is raised by the next call: if
+        it were raised here, `init` could not return the state of the run.
 
         Args:
-            words: those of its key.
-            shared: how many devices begin it, of which the first one does; 0 if it is
-                the program as a whole.
-            late: whether the program has gone on: a run that is refused is taken as
-                one that fails, before the error is raised.
-            config: what this run was made with.
+            words: the words of its key.
+            shared: the number of devices that open the run, of which the first one
+                does; 0 if the program opens it once.
+            late: whether the program is not waiting for the call. Then a run that
+                cannot be opened is handled like one that fails, and the error is
+                raised afterwards.
+            config: the config of the run.
         """
         with self._lock:
             run = self._open.get(words)
-            if late and run is not None and run.by_itself:
-                self.adopt(words, config or {})
+            if late and run is not None and run.opened_by_logs:
+                self.set_config(words, config or {})
                 return
             if run is not None and run.devices < shared:
                 run.devices += 1
                 return
             if words in self._ending and not self.logger._devices:
-                # a program that comes after another one on its device finds it ended
+                # on one device, the program that has ended it comes first
                 self.close(words)
             self._check_new(words)
             self._finished.discard(words)
             self._start(words, late, config).devices = 1
             self._write_early(words)
-            if late:  # then nobody waits for a state
-                self._raise_kept()
+            if late:  # `init` has returned the state already
+                self.backend.raise_error()
 
-    def adopt(self, words: Words, config: Mapping[str, Any]) -> None:
-        """Gives a run that has begun by itself to the `init` that came too late."""
+    def is_open(self, words: Words) -> bool:
+        return words in self._open
+
+    def set_config(self, words: Words, config: Mapping[str, Any]) -> None:
+        """Sets the config of a run that was opened by logs, before its `init`."""
         run = self._open.get(words)
         if run is None:
             return
-        run.by_itself = False
+        run.opened_by_logs = False
         run.devices = 1
         run.config = config
         if self._queue is None:
-            self._give_config(run)
-            self._raise_kept()
+            self._set_config(run)
+            self.backend.raise_error()
         else:
-            self._put(functools.partial(self._give_config, run))
+            self._put(functools.partial(self._set_config, run))
+
+    def _set_config(self, run: OpenRun) -> None:
+        problem = self.backend.set_config(run)
+        if problem:
+            self.backend.warn(
+                run,
+                f"`init` was called after {_MAX_EARLY} rows of the run "
+                f"{run_name(run.words)} had opened it without its config, {problem}. "
+                "Call `init` before the program that logs.",
+            )
 
     def check(self, words: Words) -> None:
-        """Raises if a run is refused, so that of several, all begin or none."""
+        """Raises if a run cannot be opened; called first for each of several runs."""
         self._check_new(words)
-        self.logger._check(self.logger._info(words))
+        self.logger._check(self.logger._run_info(words))
 
     def _check_new(self, words: Words) -> None:
+        name = self.backend.name
         if words in self._ending:
             raise LoxValueError(
-                f"{self.name} has yet to end the run {run_name(words)}, whose logs "
-                "come from several devices, in no order. Call `jax.effects_barrier()` "
-                "before it is begun again."
+                f"{name} has not closed the run {run_name(words)} yet, because its "
+                "logs come from several devices, in no order. Call "
+                "`jax.effects_barrier()` before opening it again."
             )
         if words in self._open:
             raise LoxValueError(
-                f"{self.name} has a run of the key {run_name(words)} open, whose logs "
-                "would come together with those of another. Give each run, and each "
-                "lane of a `jax.vmap`, a key of its own, such as "
-                "`jax.random.fold_in(key, i)`, or `finish` the other one first."
+                f"{name} has a run with the key {run_name(words)} open, whose logs "
+                "would be mixed with those of this run. Give each run, and each lane "
+                "of a `jax.vmap`, its own key, such as `jax.random.fold_in(key, i)`, "
+                "or `finish` the other run first."
+            )
+
+    def _check_not_finished(self, words: Words) -> None:
+        if words in self._finished:
+            raise LoxValueError(
+                f"{self.backend.name} got logs for the run {run_name(words)}, which is "
+                "finished. Open a new run with `init`."
             )
 
     def _start(
@@ -189,105 +165,96 @@ class OpenRuns:
         words: Words,
         late: bool = False,
         config: Mapping[str, Any] | None = None,
-    ) -> _OpenRun:
-        run = _OpenRun(words, config or {})
-        refused: LoxError | None = None
+    ) -> OpenRun:
+        run = OpenRun(words, config or {})
+        late_error: LoxError | None = None
         if self._queue is None:
             try:
-                self._begin(run, late)
+                self.backend.open(run, late)
             except LoxError as error:
                 if not late:
                     raise
-                where = self._refused(run, error, quietly=True)
-                refused = type(error)(f"{error} The program goes on; {where}")
+                where = self.backend.fail(run, error, quietly=True)
+                late_error = type(error)(f"{error} The program continues; {where}")
         self._open[words] = run
-        in_use(self)
+        register_open(self)
         if self._queue is not None:
-            self._put(functools.partial(self._begin, run))
-        if refused is not None:
-            raise refused
+            self._put(functools.partial(self.backend.open, run))
+        if late_error is not None:
+            raise late_error
         return run
 
-    def write(self, words: Words, logs: logdict, late: bool = True) -> None:
-        """Sends logs to a run; `late` as in `open`."""
-        error: Exception | None = None
-        with self._lock:
-            run = self._open.get(words)
-            if run is None:
-                if late and self._is_early(words):
-                    self._early.setdefault(words, []).append(logs)
-                    self._early_bytes += _size(logs)
-                    in_use(self)
-                    return
-                run, error = self._started(words, late)
-            if self._queue is None:
-                self._write(run, logs, late)
-                if self._error is not None:
-                    self._raise_kept()
-        if self._queue is not None:
-            self._put(functools.partial(self._write, run, logs), _size(logs))
-            if self._error is not None:
-                self._raise_kept()
-        if error is not None:
-            raise error
-
-    def write_row(
-        self,
-        words: Words,
-        open_row: OpenRow,
-        arrays: Sequence[Any],
-    ) -> None:
-        """Sends a row that a program hands over to a run, as quickly as possible.
-
-        Args:
-            words: those of the run's key.
-            open_row: makes logs of the row.
-            arrays: its values, and then its steps.
-        """
-        if self._write_row is not None:
-            with self._lock:
-                run = self._open.get(words)
-                if run is not None and not run.failed:
-                    try:
-                        self._write_row(run.handle, open_row, arrays)
-                    except self._caught as error:
-                        self._written_despite(error, run, open_row(arrays))
-                    if self._error is not None:
-                        self._raise_kept()
-                    return
-        self.write(words, open_row(arrays))
-
-    def _started(self, words: Words, late: bool) -> tuple[_OpenRun, Exception | None]:
-        """A run that begins with its first logs, and what is to be raised after."""
+    def _start_by_logs(
+        self, words: Words, late: bool
+    ) -> tuple[OpenRun, LoxError | None]:
+        """Opens a run that has logs before `init`; returns an error to raise later."""
         run = self._open.get(words)
-        if run is not None:  # it has begun with what came early
+        if run is not None:  # early logs have opened it
             return run, None
         self._check_not_finished(words)
-        error: Exception | None = None
+        error: LoxError | None = None
         try:
             run = self._start(words, late)
         except LoxError as raised:
             run, error = self._open.get(words), raised
             if run is None:
                 raise
-        run.by_itself = True
+        run.opened_by_logs = True
         return run, error
 
-    def _check_not_finished(self, words: Words) -> None:
-        if words in self._finished:
-            raise LoxValueError(
-                f"{self.name} got logs for the run {run_name(words)}, which is "
-                "finished. Begin a new one with `init`."
-            )
+    # --- writing ---------------------------------------------------------------------
+
+    def write(self, words: Words, logs: logdict, late: bool = True) -> None:
+        """Writes logs to a run; `late` as in `open`."""
+        error: LoxError | None = None
+        with self._lock:
+            run = self._open.get(words)
+            if run is None:
+                if late and self._is_early(words):
+                    self._early.setdefault(words, []).append(logs)
+                    self._early_bytes += size_of(logs)
+                    register_open(self)
+                    return
+                run, error = self._start_by_logs(words, late)
+            if self._queue is None:
+                self.backend.write(run, logs, late)
+                if self.backend.error is not None:
+                    self.backend.raise_error()
+        if self._queue is not None:
+            job = functools.partial(self.backend.write, run, logs)
+            self._put(job, size_of(logs))
+            if self.backend.error is not None:
+                self.backend.raise_error()
+        if error is not None:
+            raise error
+
+    def write_row(self, words: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+        """Writes one row of a program, as fast as possible.
+
+        Args:
+            words: the words of the run's key.
+            open_row: converts the row to logs.
+            arrays: the values of the row, and then its steps.
+        """
+        if self.backend.write_row is not None:
+            with self._lock:
+                run = self._open.get(words)
+                if run is not None and self.backend.try_write_row(
+                    run, open_row, arrays
+                ):
+                    if self.backend.error is not None:
+                        self.backend.raise_error()
+                    return
+        self.write(words, open_row(arrays))
 
     def _is_early(self, words: Words) -> bool:
-        """Whether logs came without order, before it was said that their run begins."""
+        """Whether logs that have no order may have arrived before their `init`."""
         logger = self.logger
-        # where no program says it, as after a restart, it begins with its first logs
+        # if no program calls `init`, as after a restart, the first logs open the run
         if not logger._unordered or not logger._opens_inside:
             return False
         early = len(self._early.get(words, ()))
-        if early < _MOST_EARLY and self._early_bytes < _MOST_EARLY_BYTES:
+        if early < _MAX_EARLY and self._early_bytes < _MAX_EARLY_BYTES:
             return True
         self._write_early(words)
         return False
@@ -297,25 +264,22 @@ class OpenRuns:
             early = self._early.pop(words, None)
             if early is None:
                 return
-            self._early_bytes -= sum(map(_size, early))
+            self._early_bytes -= sum(map(size_of, early))
             error: LoxError | None = None
             if words not in self._open:
-                self._check_not_finished(words)
-                try:
-                    self._start(words, late=True)
-                except LoxError as refused:
-                    error = refused
-                self._open[words].by_itself = True
-            all_of(functools.partial(self.write, words, logs) for logs in early)
+                _, error = self._start_by_logs(words, late=True)
+            call_all(functools.partial(self.write, words, logs) for logs in early)
             if error is not None:
                 raise error
 
-    def close(self, words: Words) -> None:
-        """Ends a run; `wait` tells when it has ended."""
-        ways = self._write_early, self._end
-        all_of(functools.partial(way, words) for way in ways)
+    # --- closing ---------------------------------------------------------------------
 
-    def _end(self, words: Words) -> None:
+    def close(self, words: Words) -> None:
+        """Closes a run; `wait` waits until the backend has closed it."""
+        steps = self._write_early, self._close
+        call_all(functools.partial(step, words) for step in steps)
+
+    def _close(self, words: Words) -> None:
         with self._lock:
             run = self._open.pop(words, None)
             self._finished.add(words)
@@ -323,50 +287,51 @@ class OpenRuns:
             if run is None:
                 return
             if self._queue is None:
-                self._leave_if_done()
-                self._close(run)
-                self._raise_kept()
+                self._unregister_if_done()
+                self.backend.close(run)
+                self.backend.raise_error()
                 return
-        self._put(functools.partial(self._close, run))
-        self._raise_kept()
+        self._put(functools.partial(self.backend.close, run))
+        self.backend.raise_error()
 
     def close_late(self, words: Words) -> None:
-        """Ends a run once the program that asks for it has ended.
+        """Closes a run when the program that asks for it has ended.
 
-        Where events have no order, some may still come.
+        If its events have no order, some may arrive later.
         """
         with self._lock:
             self._ending.add(words)
 
     def close_ending(self) -> None:
+        """Writes early logs, and closes the runs of `close_late`."""
         early, ending = list(self._early), list(self._ending)
         if early or ending:
             writes = [functools.partial(self._write_early, words) for words in early]
             closes = [functools.partial(self.close, words) for words in ending]
-            all_of([*writes, *closes, self.logger._wait])
+            call_all([*writes, *closes, self.logger._wait])
 
     def wait(self) -> None:
-        """Waits until the backend has all that it was given so far."""
+        """Waits until the backend has handled everything so far."""
         if self._queue is not None:
             generation = self._queue.generation
             if not self._queue.join():
                 self._give_up(generation)
             with self._lock:
-                self._leave_if_done()
-        self._raise_kept()
+                self._unregister_if_done()
+        self.backend.raise_error()
 
-    def _leave_if_done(self) -> None:
+    def _unregister_if_done(self) -> None:
         if not self._open and not self._early:
-            out_of_use(self)
+            unregister_open(self)
 
     def close_all(self) -> None:
-        """At exit."""
+        """Closes all runs when the process exits."""
         words = {*self._open, *self._early}
-        closes = [functools.partial(self.close, one) for one in words]
+        closes = [functools.partial(self.close, each) for each in words]
         ends = [] if self._queue is None else [self._queue.end]
-        all_of([*closes, self.wait, *ends])
+        call_all([*closes, self.wait, *ends])
 
-    # --- for the backend -------------------------------------------------------------
+    # --- the queue of a slow backend -------------------------------------------------
 
     def _put(self, job: "functools.partial[None]", size: int = 0) -> None:
         assert self._queue is not None
@@ -376,200 +341,21 @@ class OpenRuns:
             generation = self._queue.generation
 
     def _give_up(self, generation: int) -> None:
-        """The backend hangs: what it has not taken goes to the disk."""
+        """Marks all runs as failed, since the backend hangs; saves their logs."""
         assert self._queue is not None
-        with self._failing:
-            if self._queue.generation != generation:  # another thread was quicker
+        with self.backend.lock:
+            if self._queue.generation != generation:  # another thread was faster
                 return
             patience = f"{self.logger.patience:g} s"
             error = TimeoutError(f"it has not answered for {patience}")
             waiting = (job.args[0] for job in self._queue.jobs())
-            # before anybody works again, who would be caught by it as well
+            # before a new worker starts, which would hang as well
             for run in {*waiting, *list(self._open.values())}:
                 run.hangs = True
-                self._refused(run, error)
-            for job in self._queue.give_up():  # which only write to the disk now
+                self.backend.fail(run, error)
+            for job in self._queue.give_up():  # these only write to the disk now
                 job()
-
-    def _begin(self, run: _OpenRun, late: bool = True) -> None:
-        try:
-            if not run.failed:
-                run.handle = self.logger._begin(run.words, run.config, late)
-                run.begun = True
-        except LoxError as error:
-            if self._queue is None:
-                raise  # such as a run that is there: the user has to say what to do
-            self._refused(run, error)
-        except self._caught as error:
-            self._refused(run, error)
-
-    def _give_config(self, run: _OpenRun) -> None:
-        """Tells the backend of a config that comes when the run has begun."""
-        if not run.config or run.failed:
-            return
-        try:
-            info = self.logger._info(run.words, run.config)
-            if self.logger._adopt(run.handle, info):
-                return
-            reason = "whose backend takes none later"
-        except self._caught as error:
-            reason = f"and the backend failed with {error!r}"
-        self._warn(
-            run,
-            f"`init` came after {_MOST_EARLY} rows of the run {run_name(run.words)}, "
-            f"which had begun without its config, {reason}. Call `init` before the "
-            "program that logs.",
-        )
-
-    def _write(self, run: _OpenRun, logs: logdict, late: bool = True) -> None:
-        if run.failed:
-            self._keep(run, logs)
-            return
-        try:
-            self.logger.write(run.handle, logs)
-        except self._caught as error:
-            if not self._written_despite(error, run, logs, late):
-                return
-        if self._keeps:
-            run.kept.append(logs)
-            run.kept_bytes += _size(logs)
-            if len(run.kept) >= _MOST_KEPT or run.kept_bytes >= _MOST_KEPT_BYTES:
-                self._flush(run)
-
-    def _written_despite(
-        self, error: BaseException, run: _OpenRun, logs: logdict, late: bool = True
-    ) -> bool:
-        """Whether the backend took the logs; if not, they are kept on disk."""
-        if isinstance(error, LoxWarning):  # an error to the user, but it is written
-            self.raise_later(error)
-            return True
-        if not isinstance(error, LoxError):
-            self._refused(run, error, logs)
-        elif late:  # these logs are wrong, and the run is not
-            self._set_aside(run, error, logs)
-        else:
-            raise error
-        return False
-
-    def _flush(self, run: _OpenRun) -> None:
-        if not run.failed and run.kept:
-            try:
-                self.logger.flush(run.handle)
-                run.kept, run.kept_bytes = [], 0
-            except self._caught as error:
-                self._refused(run, error)
 
     def _flush_all(self) -> None:
         for run in list(self._open.values()):
-            self._flush(run)
-
-    def _close(self, run: _OpenRun) -> None:
-        self._flush(run)
-        if run.unsent is not None:
-            with contextlib.suppress(OSError):
-                run.unsent.close()
-        if run.begun and not run.hangs:
-            try:
-                self.logger.close(run.handle)
-            except self._caught as error:
-                if not run.failed:  # of which a warning has told
-                    name = run_name(run.words)
-                    self._warn(run, f"could not close the run {name}: {error!r}.")
-
-    # --- for what a backend does not take --------------------------------------------
-
-    def _refused(
-        self,
-        run: _OpenRun,
-        error: BaseException,
-        *logs: logdict,
-        quietly: bool = False,
-    ) -> str:
-        """Keeps on disk what the backend does not take from now on, and says so."""
-        with self._failing:
-            if run.failed:  # a call that hung has come back after all
-                return ""
-            kept, run.kept = run.kept, []
-            where = self._find_unsent(run)
-            run.failed = True
-            for each in (*kept, *logs):
-                self._keep(run, each)
-        if not quietly:
-            self._warn_of(run, error, "it failed with", where)
-        return where
-
-    def _set_aside(self, run: _OpenRun, error: LoxError, logs: logdict) -> None:
-        """Keeps on disk what the backend cannot take; it gets what comes after."""
-        with self._failing:
-            where = self._find_unsent(run)
-            self._keep(run, logs)
-        self._warn_of(run, error, "it could not take some logs:", where)
-
-    def _find_unsent(self, run: _OpenRun) -> str:
-        """Sees that there is a place on disk, and says what becomes of logs there."""
-        try:
-            if run.unsent is None:
-                config = self.logger._info(run.words, run.config).config
-                run.unsent = Unsent(self.name, run.words, config)
-        except Exception as error:
-            return f"what it does not take is lost, since {error}"
-        return f"what it does not take is kept in {str(UNSENT)!r} (`lox.runs`)."
-
-    def _warn_of(
-        self, run: _OpenRun, error: BaseException, what: str, where: str
-    ) -> None:
-        # 64 runs that fail for one reason say so once
-        reason = repr(error).replace(run_name(run.words), "")
-        if reason not in self._failures:
-            self._failures.add(reason)
-            at = _line_of(self.logger, error)
-            self._warn(run, f"{what} {error!r}{at}. The program goes on; {where}")
-
-    def _keep(self, run: _OpenRun, logs: logdict) -> None:
-        if run.unsent is None:  # of which a warning has told
-            return
-        try:
-            with self._failing:
-                run.unsent.write(logs)
-        except Exception as error:  # of the next ones, there may be room for some
-            if not run.loses:
-                run.loses = True
-                self._warn(run, f"what it does not take is lost, too: {error!r}")
-
-    def _warn(self, run: _OpenRun, message: str) -> None:
-        text = f"{self.name}: {message}"
-        try:
-            warnings.warn_explicit(text, LoxWarning, *run.line)
-        except LoxWarning as error:
-            self.raise_later(error)
-        except Exception:  # there is nobody to tell, as where `sys.stderr` is closed
-            pass
-
-    def raise_later(self, error: Warning | LoxError) -> None:
-        self._error = error
-
-    def _raise_kept(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-def _line_of(logger: Any, error: BaseException) -> str:
-    """The line of a backend of the user's own that raised."""
-    if type(logger).__module__.partition(".")[0] == "lox":
-        return ""
-    file = inspect.getsourcefile(type(logger).open)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file]
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def _size(logs: logdict) -> int:
-    size = 0
-    for value in logs.values():
-        try:
-            size += value.nbytes
-        except AttributeError:
-            leaves = jax.tree.leaves(value)
-            size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
-    return size
+            self.backend.flush(run)

@@ -1,4 +1,4 @@
-"""From a program to the runs of a logger: what it begins, writes and ends."""
+"""Sinks that open, write and close the runs of a logger for a program."""
 
 import contextlib
 import warnings
@@ -19,17 +19,19 @@ from lox._logs.logdict import logdict
 from lox._source import user_line
 from lox._transforms.run_keys import split_run
 
-from .config import whole_config
-from .exit import all_of
-from .open_runs import OpenRuns, Words, numbered
+from .backend import Words
+from .config import fill_config
+from .exit import call_all
+from .open_runs import OpenRuns, numbered
 
 
 class RunSink(CallbackSink):
-    """Takes what a program hands over, a lane at a time.
+    """Receives a payload from a program, once per lane.
 
     Args:
-        runs: those of the logger.
-        shared: how many devices hand it over, in no order; 0 if it is not so.
+        runs: the open runs of the logger.
+        shared: the number of devices that send the payload, in no order; 0 if the
+            program sends it once.
     """
 
     def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
@@ -38,10 +40,10 @@ class RunSink(CallbackSink):
         self.shared = shared
 
     def take(self, payload: Any, late: bool) -> None:
-        """Takes it from a program that has gone on (`late`), or waits."""
+        """Handles a payload; `late` if the program is not waiting for it."""
         raise NotImplementedError
 
-    # the same program is compiled once, however often it is traced
+    # equal sinks: a program that is traced again need not be compiled again
     def __eq__(self, other: object) -> bool:
         return (
             type(other) is type(self)
@@ -53,39 +55,39 @@ class RunSink(CallbackSink):
         return hash((type(self), id(self.runs), self.shared))
 
     def each(self, calls: Iterable[Callable[[], None]]) -> None:
-        """Does something for every lane; one that is refused stops no other."""
+        """Makes a call per lane; an error in one does not stop the others."""
         for call in calls:
             try:
                 call()
             except (LoxError, LoxWarning) as error:
-                _refused(self, error)
+                _keep_error(self, error)
 
 
-def _refused(sink: HostSink, error: Exception) -> None:
-    """Keeps an error for the barrier, which may be hours away, and tells of it."""
+def _keep_error(sink: HostSink, error: Exception) -> None:
+    """Keeps an error for the next barrier; warns, since that may be hours away."""
     if callback_errors.keep_first(sink, error) and isinstance(error, LoxError):
-        with contextlib.suppress(Exception):  # an error to the user; it is kept
+        with contextlib.suppress(Exception):  # the user's filters make warnings errors
             warnings.warn_explicit(str(error), LoxWarning, *user_line())
 
 
 class TapSink(HostSink):
-    """Takes events that know their run; one that is refused stops no other."""
+    """Receives events with the words of their run; an error stops no other event."""
 
     def __init__(self, runs: OpenRuns | None) -> None:
         super().__init__()
         self._runs = runs
-        # whether the program logs without order, and because of several devices
+        # whether events have no order, and whether that is because of several devices
         self._unordered = self._devices = False
 
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
-        # a program that is compiled is about to run, and may log without order
+        # called on compilation: the program is about to run
         self._unordered |= not event.route.ordered or event.route.per_device
         self._devices |= event.route.per_device
         if self._runs is not None:
-            self._tell(self._runs)
+            self._update(self._runs)
         return super().receiver(event)
 
-    def _tell(self, runs: OpenRuns) -> None:
+    def _update(self, runs: OpenRuns) -> None:
         runs.logger._unordered |= self._unordered
         runs.logger._devices |= self._devices
 
@@ -112,7 +114,7 @@ class TapSink(HostSink):
                 if runs is not None:
                     runs.write_row(tuple(words), open_row, own)
             except (LoxError, LoxWarning) as error:
-                _refused(self, error)
+                _keep_error(self, error)
 
         def take_lanes(operands: Sequence[Any]) -> None:
             for row in each_lane(operands, lanes):
@@ -126,48 +128,48 @@ class TapSink(HostSink):
             if runs is not None:
                 runs.write(tuple(words), logs)
         except (LoxError, LoxWarning) as error:
-            _refused(self, error)
+            _keep_error(self, error)
 
     def _runs_of(self, words: list[int]) -> OpenRuns | None:
         """The runs of the logger that an event belongs to; None if there are none.
 
-        Of its words, those are left that tell its run from others of the logger.
+        Removes the number of the logger from `words`, if it is there.
         """
         del words
         return self._runs
 
 
 class SharedTapSink(TapSink):
-    """The sink of a program that several loggers use, one after the other.
+    """The sink of a program that several loggers share, one after the other.
 
-    The last word of each run says which logger it belongs to.
+    The last word of each event is the number of its logger's runs.
     """
 
     def __init__(self) -> None:
         super().__init__(None)
 
     def _runs_of(self, words: list[int]) -> OpenRuns | None:
-        # None if all of its runs are finished, and the call was interrupted
+        # None if the logger is gone, after an interrupted call
         runs = numbered.get(words.pop())
         if self._unordered and runs is not None:
-            self._tell(runs)
+            self._update(runs)
         return runs
 
 
 def with_number(words: Any, runs: OpenRuns) -> Any:
-    """The words of runs, with one more that says which logger they belong to."""
+    """Appends the number of a logger's runs to the words of some of them."""
     on_host = jax.device_get(words)
     number = np.full((*on_host.shape[:-1], 1), runs.number, on_host.dtype)
     return jax.device_put(np.concatenate([on_host, number], -1))
 
 
-class Opens(RunSink):
-    """Begins runs.
+class OpenSink(RunSink):
+    """Opens runs.
 
     Args:
-        runs: those of the logger.
-        shared: as for all.
-        config: what the runs were made with, but for what comes with them.
+        runs: the open runs of the logger.
+        shared: as in `RunSink`.
+        config: the config of the runs, with placeholders for traced values.
     """
 
     def __init__(self, runs: OpenRuns, shared: int = 0, config: str = "{}") -> None:
@@ -180,8 +182,8 @@ class Opens(RunSink):
 
     def take(self, payload: Any, late: bool) -> None:
         words, values = payload
-        config = whole_config(self._config, values)
-        runs = each_run(words)
+        config = fill_config(self._config, values)
+        runs = words_of_runs(words)
         if late:
             self.each(partial(self.open, one, late, config) for one in runs)
             return
@@ -194,22 +196,26 @@ class Opens(RunSink):
         self.runs.open(words, self.shared, late, config)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Opens) and other._config == self._config
+        same = isinstance(other, OpenSink) and other._config == self._config
         return same and super().__eq__(other)
 
     def __hash__(self) -> int:
         return hash((super().__hash__(), self._config))
 
 
-class Closes(RunSink):
+class CloseSink(RunSink):
+    """Closes runs."""
+
     def take(self, payload: Any, late: bool) -> None:
         later = late and (self.shared or self.runs.logger._unordered)
         close = self.runs.close_late if later else self.runs.close
-        closes = [partial(close, words) for words in each_run(payload)]
-        all_of([*closes, self.runs.logger._wait])
+        closes = [partial(close, words) for words in words_of_runs(payload)]
+        call_all([*closes, self.runs.logger._wait])
 
 
-class Writes(RunSink):
+class WriteSink(RunSink):
+    """Writes logs to runs."""
+
     def take(self, payload: Any, late: bool) -> None:
         words, logs = payload
         if not late:
@@ -229,12 +235,13 @@ class Writes(RunSink):
         if len(lanes) != len(words):
             raise LoxValueError(
                 f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs. "
-                "Call it under `jax.vmap`, a lane with its own state."
+                "Call it under `jax.vmap`, so that each lane has its own state."
             )
         pairs = zip(words, lanes, strict=True)
-        all_of(partial(self._write, one, lane, late) for one, lane in pairs)
+        call_all(partial(self._write, one, lane, late) for one, lane in pairs)
 
 
-def each_run(words: Any) -> list[Words]:
+def words_of_runs(words: Any) -> list[Words]:
+    """The words of each run."""
     flat = np.reshape(words, (-1, np.shape(words)[-1]))
     return [tuple(map(int, one)) for one in flat]

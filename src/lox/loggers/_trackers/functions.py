@@ -12,9 +12,11 @@ import jax.numpy as jnp
 
 from lox._logs.logdict import logdict
 from lox.loggers._base import Logger, LoggerState, RunInfo, words_of
+from lox.loggers._runs.backend import Words
 from lox.loggers._runs.config import split_config
-from lox.loggers._runs.open_runs import OpenRuns, Words
-from lox.loggers._runs.sinks import Opens
+from lox.loggers._runs.open_runs import OpenRuns
+from lox.loggers._runs.sending import send
+from lox.loggers._runs.sinks import OpenSink
 
 from .tracker import Tracker
 
@@ -35,7 +37,7 @@ class FunctionLogger(Logger):
         self._module = module
         # the trackers of runs that are about to be opened
         self._trackers: dict[Words, Tracker] = {}
-        self._runs.name = tracker.__name__  # for warnings
+        self._runs.backend.name = tracker.__name__  # for warnings
 
     def init(
         self, key: Any = None, config: Mapping[str, Any] | None = None, **options: Any
@@ -45,10 +47,10 @@ class FunctionLogger(Logger):
         tracker = self._tracker(**options)
         words = words_of(key)
 
-        def make_sink(runs: OpenRuns, shared: int) -> "_OpensInTracker":
-            return _OpensInTracker(runs, shared, static, self._trackers, tracker)
+        def make_sink(runs: OpenRuns, shared: int) -> "_OpenInTracker":
+            return _OpenInTracker(runs, shared, static, self._trackers, tracker)
 
-        self._hand_over((words, traced), make_sink)
+        send(self._runs, (words, traced), make_sink)
         return LoggerState(jnp.array(words), self._kind)
 
     @property
@@ -69,7 +71,7 @@ class FunctionLogger(Logger):
         tracker.close(opened)
 
 
-class _OpensInTracker(Opens):
+class _OpenInTracker(OpenSink):
     """Opens runs in one tracker."""
 
     def __init__(
@@ -84,12 +86,12 @@ class _OpensInTracker(Opens):
         self._trackers, self._tracker = trackers, tracker
 
     def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
-        if words not in self.runs._open:  # `super().open` refuses an open one
+        if not self.runs.is_open(words):  # `super().open` refuses an open one
             self._trackers[words] = self._tracker
         super().open(words, late, config)
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _OpensInTracker) and other._tracker is self._tracker
+        same = isinstance(other, _OpenInTracker) and other._tracker is self._tracker
         return same and super().__eq__(other)
 
     def __hash__(self) -> int:

@@ -1,10 +1,8 @@
 """Histograms of arrays, for trackers that show them."""
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from lox.loggers._tables import Array
 
 
 def finite_histogram(values: Array, bins: int) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-from .histogram import Array
+from lox.loggers._tables import Array
 
 
 def to_uint8(pixels: Array) -> Array:

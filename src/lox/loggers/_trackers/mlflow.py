@@ -11,8 +11,8 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.config import flat_config
 from lox.loggers._runs.exit import fatal_error
+from lox.loggers._tables import python_numbers
 
-from .tables import python_numbers
 from .tracker import IntegerSteps, Tracker
 
 # MLflow's limits per request, and of lengths

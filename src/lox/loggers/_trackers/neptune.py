@@ -14,11 +14,11 @@ import numpy as np
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
+from lox.loggers._tables import Array, Table, python_numbers
 
-from .histogram import Array, finite_histogram
+from .histogram import finite_histogram
 from .images import encode_png, to_uint8
-from .tables import python_numbers
-from .tracker import Names, Table, Tracker
+from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs
 _NO_MONITORING = {
@@ -122,7 +122,7 @@ class NeptuneLogger(Tracker):
             opened["parameters"] = self._utils.stringify_unsupported(dict(run.config))
         return _NeptuneRun(opened)
 
-    def _adopt(self, run: _NeptuneRun, info: RunInfo) -> bool:
+    def _set_config(self, run: _NeptuneRun, info: RunInfo) -> bool:
         config = self._utils.stringify_unsupported(dict(info.config))
         run.run["parameters"] = config
         return True

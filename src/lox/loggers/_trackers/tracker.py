@@ -1,6 +1,5 @@
 """The base class of loggers for experiment trackers, which plot curves of numbers."""
 
-import dataclasses
 import difflib
 import inspect
 import math
@@ -11,33 +10,14 @@ from typing import Any
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxWarning
+from lox._logs.access import metadata_of
 from lox._logs.logdict import logdict
 from lox._patterns import matches
 from lox._source import user_line
 from lox.loggers._base import Logger
-
-from .tables import Array, Columns, tables
+from lox.loggers._tables import Array, Table, tables
 
 Names = str | Iterable[str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Table:
-    """Rows that were logged together.
-
-    Attributes:
-        length: the number of rows.
-        steps: their step numbers, by name.
-        scalars: columns of numbers, by name.
-        histograms: columns of arrays to show as histograms, by name.
-        images: columns of arrays to show as images, by name.
-    """
-
-    length: int
-    steps: dict[str, Array]
-    scalars: dict[str, Array]
-    histograms: dict[str, Array]
-    images: dict[str, Array]
 
 
 class Tracker(Logger):
@@ -69,18 +49,18 @@ class Tracker(Logger):
         self._images = _patterns(images)
         # a cache: how to show a key, by its name, shape and dtype
         self._kinds: dict[Any, str] = {}
-        # the `_info` of logs that are one table of scalars, by identity: events of one
+        # the `info` of logs that are one table of scalars, by identity: events of one
         # `lox.log` call share it
         self._scalar_infos: dict[int, Any] = {}
 
     def tables(self, logs: logdict) -> list[Table]:
         """Splits the logs of one run by what was logged together."""
-        info = logs._info
+        info = metadata_of(logs).info
         if self._scalar_infos.get(id(info)) is info:
             scalars = _scalar_table(logs)
             if scalars is not None:
                 return [scalars]
-        found = [self._table(columns) for columns in tables(logs)]
+        found = [self._classified(table) for table in tables(logs)]
         if len(found) == 1 and _is_scalar_table(logs, found[0]):
             if len(self._scalar_infos) > _MAX_SCALAR_INFOS:
                 self._scalar_infos.clear()
@@ -104,18 +84,18 @@ class Tracker(Logger):
             )
         return name, steps[name]
 
-    def _table(self, columns: Columns) -> Table:
-        table = Table(columns.length, columns.steps, {}, {}, {})
-        for name, column in columns.values.items():
+    def _classified(self, table: Table) -> Table:
+        """Sorts the values of a table by how to show them."""
+        for name, column in table.values.items():
             kind = self._kind_of(name, column)
-            if kind == "scalar":
-                table.scalars[name] = column.reshape(columns.length)
+            if kind == "scalars":
+                table.scalars[name] = column.reshape(table.length)
             elif kind != "other":
                 getattr(table, kind)[name] = column
         return table
 
     def _kind_of(self, name: str, column: Array) -> str:
-        """How to show a key: "scalar", "histograms", "images", or "other" if not."""
+        """How to show a key: "scalars", "histograms", "images", or "other" if not."""
         key = name, column.shape[1:], column.dtype.kind
         kind = self._kinds.get(key)
         if kind is None:
@@ -125,13 +105,13 @@ class Tracker(Logger):
     def _find_kind(self, name: str, column: Array) -> str:
         if column.dtype.kind in "biuf":
             if column.ndim == 1:
-                return "scalar"
+                return "scalars"
             if any(matches(name, pattern) for pattern in self._histograms):
                 return "histograms"
             if any(matches(name, pattern) for pattern in self._images):
                 return self._image_kind(name, column.shape[1:])
             if math.prod(column.shape[1:]) == 1:
-                return "scalar"
+                return "scalars"
         what = f"{column.dtype} of shape {column.shape[1:]}"
         self.warn_once(
             f"`{type(self).__name__}` leaves out {name!r}, which is {what}: it plots "
@@ -172,13 +152,14 @@ _MAX_SCALAR_INFOS = 1000
 
 def _is_scalar_table(logs: logdict, table: Table) -> bool:
     """Whether logs are rows of one event that has only scalars."""
+    metadata = metadata_of(logs)
     return (
         list(table.scalars) == list(logs)
-        and all(info.ndims == (0,) for info in logs._info.values())
+        and all(info.ndims == (0,) for info in metadata.info.values())
         and all(
             len(by_key) == len(logs)
             and len({id(step) for step in by_key.values()}) == 1
-            for by_key in logs._steps.values()
+            for by_key in metadata.steps.values()
         )
         and _scalar_table(logs) is not None
     )
@@ -186,10 +167,10 @@ def _is_scalar_table(logs: logdict, table: Table) -> bool:
 
 def _scalar_table(logs: logdict) -> Table | None:
     """The table of logs that are rows of scalars; None if they are not."""
-    values = logs.values()
-    if logs._mask or len(logs) != len(logs._info):
+    metadata = metadata_of(logs)
+    if metadata.mask or len(logs) != len(metadata.info):
         return None
-    for value in values:
+    for value in logs.values():
         if not isinstance(value, np.ndarray | np.generic):
             return None
         if value.ndim > 1 or value.dtype.kind not in "biuf":
@@ -197,10 +178,10 @@ def _scalar_table(logs: logdict) -> Table | None:
     scalars = {key: value.reshape(-1) for key, value in logs.items()}
     steps = {
         name: np.asarray(next(iter(by_key.values()))).reshape(-1)
-        for name, by_key in logs._steps.items()
+        for name, by_key in metadata.steps.items()
     }
     lengths = {len(column) for column in (*scalars.values(), *steps.values())}
-    return None if len(lengths) > 1 else Table(lengths.pop(), steps, scalars, {}, {})
+    return None if len(lengths) > 1 else Table(lengths.pop(), steps, scalars, scalars)
 
 
 class IntegerSteps:

@@ -12,11 +12,11 @@ import numpy as np
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
+from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
-from .histogram import Array, finite_histogram
+from .histogram import finite_histogram
 from .images import to_uint8
-from .tables import python_numbers, unique_name
-from .tracker import IntegerSteps, Names, Table, Tracker, check_options
+from .tracker import IntegerSteps, Names, Tracker, check_options
 
 _BINS = 64
 

@@ -15,11 +15,11 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
+from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
-from .histogram import Array, finite_histogram
+from .histogram import finite_histogram
 from .images import to_uint8
-from .tables import python_numbers, unique_name
-from .tracker import Names, Table, Tracker, check_options
+from .tracker import Names, Tracker, check_options
 
 # 64 runs would print ten lines each, and each would record the program's output
 _QUIET = {"silent": True, "console": "off"}
@@ -126,7 +126,7 @@ class WandbLogger(Tracker):
             self._after_first(opened)
         return _WandbRun(opened)
 
-    def _adopt(self, run: _WandbRun, info: RunInfo) -> bool:
+    def _set_config(self, run: _WandbRun, info: RunInfo) -> bool:
         run.run.config.update(dict(info.config))
         return True
 

@@ -3,63 +3,73 @@
 Columns, because handling one row at a time is a hundred times slower.
 """
 
+import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from lox._logs.access import keys_of
+from lox._logs.grouping import group_by_steps
+from lox._logs.key import Key
 from lox._logs.logdict import logdict
 
 Array = np.ndarray[Any, Any]
 
 
-class Columns(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Table:
     """Rows that were logged together.
 
     Attributes:
         length: the number of rows.
         steps: their step numbers, by name.
-        values: the values of each leaf, by its path; the first axis is time.
+        values: the columns of all values, by the path of the leaf; the first axis is
+            time.
+        scalars: those that a tracker shows as numbers.
+        histograms: those that a tracker shows as histograms.
+        images: those that a tracker shows as images.
     """
 
     length: int
     steps: dict[str, Array]
     values: dict[str, Array]
+    scalars: dict[str, Array] = dataclasses.field(default_factory=dict)
+    histograms: dict[str, Array] = dataclasses.field(default_factory=dict)
+    images: dict[str, Array] = dataclasses.field(default_factory=dict)
 
 
-def tables(logs: logdict) -> Iterator[Columns]:
+def tables(logs: logdict) -> Iterator[Table]:
     """Splits the logs of a run, which may have lanes, by what was logged together."""
-    for lane in _lanes(logs):
-        for keys, length in lane._groups():
+    for keys in _lanes(keys_of(logs)):
+        for names, length in group_by_steps(keys):
             steps = {
-                name: np.asarray(step).reshape(length)
-                for name, step in lane._key_steps(keys[0]).items()
+                step: np.asarray(numbers).reshape(length)
+                for step, numbers in keys[names[0]].steps.items()
             }
             values: dict[str, Array] = {}
             taken: set[str] = set()
-            for key in keys:
-                stacked = lane._info_for(key).stacked
-                for name, leaf in _leaves(key, lane[key]):
+            for name in names:
+                stacked = keys[name].info.stacked
+                for path, leaf in named_leaves(name, keys[name].value):
                     column = _column(leaf)
-                    name = unique_name(name, taken)
-                    values[name] = column if stacked else column[None]
-            yield Columns(length, steps, values)
+                    path = unique_name(path, taken)
+                    values[path] = column if stacked else column[None]
+            yield Table(length, steps, values)
 
 
-def _lanes(logs: logdict) -> Iterator[logdict]:
-    """The logs of each lane, and those of the keys without lanes."""
-    counts = {key: logs._key(key).lane_count() for key in logs}
-    if not any(count is not None for count in counts.values()):
-        yield logs
-        return
+def _lanes(keys: dict[str, Key]) -> Iterator[dict[str, Key]]:
+    """The keys of each lane, and those without lanes."""
+    counts = {name: key.lane_count() for name, key in keys.items()}
     for count in dict.fromkeys(counts.values()):
-        same_lanes = logs._with((k, logs._key(k)) for k in logs if counts[k] == count)
+        same = {name: key for name, key in keys.items() if counts[name] == count}
         if count is None:
-            yield same_lanes
+            yield same
             continue
-        for lane in same_lanes.lanes():
-            yield from _lanes(lane)
+        for i in range(count):
+            lane = {name: key.lane(i).compacted() for name, key in same.items()}
+            yield from _lanes({name: key for name, key in lane.items() if key})
 
 
 def unique_name(name: str, taken: set[str]) -> str:
@@ -98,8 +108,8 @@ def widen_subnormals(column: Array) -> Array:
     return wide
 
 
-def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The arrays of a value, with their paths."""
+def named_leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of a value, with their names: the key and their path."""
     if isinstance(value, np.ndarray | np.generic):
         return [(key, value)]
     pairs = jax.tree_util.tree_leaves_with_path(value)

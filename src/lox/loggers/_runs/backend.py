@@ -1,0 +1,294 @@
+"""Calls the backend of a logger; what the backend does not accept is saved on disk."""
+
+import contextlib
+import inspect
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from lox._errors import LoxError, LoxWarning
+from lox._logs.logdict import OpenRow, logdict
+from lox._source import user_line
+from lox._store.keys import run_name
+
+from .unsent import UNSENT, Unsent
+
+if TYPE_CHECKING:
+    from lox.loggers._base import Logger
+
+# the words of a run's key
+Words = tuple[int, ...]
+# Writes a row to an open run. Its arguments are what `open` has returned, a function
+# that converts the row to logs, and the arrays of the row.
+RowWriter = Callable[[Any, OpenRow, Sequence[Any]], None]
+# how much a backend may buffer before `flush` is called
+_MAX_UNFLUSHED = 1000
+_MAX_UNFLUSHED_BYTES = 16 << 20
+
+
+class OpenRun:
+    """A run that is open.
+
+    Attributes:
+        words: the words of its key.
+        config: its config, without the config of the logger.
+        handle: what the backend's `open` has returned.
+        devices: the number of devices that have opened it.
+        opened_by_logs: whether it was opened by its first logs, before `init`.
+        failed: whether the backend has failed; then all logs are saved on disk.
+        hangs: whether the backend has not returned from a call.
+    """
+
+    def __init__(self, words: Words, config: Mapping[str, Any]) -> None:
+        self.words = words
+        self.config = config
+        self.handle: Any = None
+        self.devices = 0
+        self.opened_by_logs = False
+        self.failed = False
+        self.hangs = False
+        # the line that has opened it, for warnings
+        self.line = user_line()
+        # whether the backend has opened it
+        self.is_open = False
+        # logs that the backend may have buffered, and their size
+        self.unflushed: list[logdict] = []
+        self.unflushed_bytes = 0
+        # the logs that are saved on disk
+        self.unsent: Unsent | None = None
+        # whether a warning has reported that logs are lost
+        self.loss_reported = False
+
+
+class Backend:
+    """The backend of a logger.
+
+    Attributes:
+        name: the name of the logger, for messages.
+        lock: held while a run fails, and while logs are saved on disk.
+        error: an error to raise in the next call by the user, if any.
+        write_row: a faster `write` for single rows of programs, if there is one.
+    """
+
+    def __init__(self, logger: "Logger") -> None:
+        self.name = type(logger).__name__
+        self._logger = logger
+        self._buffers = logger._buffers()
+        self._in_background = logger.background
+        # in a background thread, a backend may also try to exit
+        self._caught = BaseException if logger.background else Exception
+        self._reported: set[str] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops all state of runs, initially and in forked processes."""
+        self.lock = threading.RLock()
+        # Raised when no logs are lost by it: a warning that the user's filters make an
+        # error, or the error of one of several loggers.
+        self.error: Warning | LoxError | None = None
+        direct = not self._in_background and not self._buffers
+        self.write_row = self._logger._row_writer() if direct else None
+
+    def open(self, run: OpenRun, late: bool = True) -> None:
+        try:
+            if not run.failed:
+                run.handle = self._logger._open_run(run.words, run.config, late)
+                run.is_open = True
+        except LoxError as error:
+            if not self._in_background:
+                raise  # such as a run that already exists: the user has to decide
+            self.fail(run, error)
+        except self._caught as error:
+            self.fail(run, error)
+
+    def set_config(self, run: OpenRun) -> str:
+        """Sets the config of an open run; returns why it cannot, if it cannot."""
+        if not run.config or run.failed:
+            return ""
+        try:
+            info = self._logger._run_info(run.words, run.config)
+            if self._logger._set_config(run.handle, info):
+                return ""
+            return "and its backend cannot change it"
+        except self._caught as error:
+            return f"and its backend failed to change it: {error!r}"
+
+    def write(self, run: OpenRun, logs: logdict, late: bool = True) -> None:
+        if run.failed:
+            self._save(run, logs)
+            return
+        try:
+            self._logger.write(run.handle, logs)
+        except self._caught as error:
+            if not self._handle_error(error, run, logs, late):
+                return
+        if self._buffers:
+            run.unflushed.append(logs)
+            run.unflushed_bytes += size_of(logs)
+            if (
+                len(run.unflushed) >= _MAX_UNFLUSHED
+                or run.unflushed_bytes >= _MAX_UNFLUSHED_BYTES
+            ):
+                self.flush(run)
+
+    def try_write_row(
+        self, run: OpenRun, open_row: OpenRow, arrays: Sequence[Any]
+    ) -> bool:
+        """Writes a row with `write_row`; returns False if that is not possible."""
+        if self.write_row is None or run.failed:
+            return False
+        try:
+            self.write_row(run.handle, open_row, arrays)
+        except self._caught as error:
+            self._handle_error(error, run, open_row(arrays))
+        return True
+
+    def _handle_error(
+        self, error: BaseException, run: OpenRun, logs: logdict, late: bool = True
+    ) -> bool:
+        """Saves logs that the backend has not written; returns whether it has."""
+        if isinstance(error, LoxWarning):  # the user's filters make warnings errors
+            self.raise_later(error)
+            return True
+        if not isinstance(error, LoxError):
+            self.fail(run, error, logs)
+        elif late:  # these logs are invalid, but the run is not
+            self._save_invalid(run, error, logs)
+        else:
+            raise error
+        return False
+
+    def flush(self, run: OpenRun) -> None:
+        if not run.failed and run.unflushed:
+            try:
+                self._logger.flush(run.handle)
+                run.unflushed, run.unflushed_bytes = [], 0
+            except self._caught as error:
+                self.fail(run, error)
+
+    def close(self, run: OpenRun) -> None:
+        self.flush(run)
+        if run.unsent is not None:
+            with contextlib.suppress(OSError):
+                run.unsent.close()
+        if run.is_open and not run.hangs:
+            try:
+                self._logger.close(run.handle)
+            except self._caught as error:
+                if not run.failed:  # else a warning has reported it
+                    name = run_name(run.words)
+                    self.warn(run, f"could not close the run {name}: {error!r}.")
+
+    # --- failures --------------------------------------------------------------------
+
+    def fail(
+        self,
+        run: OpenRun,
+        error: BaseException,
+        *logs: logdict,
+        quietly: bool = False,
+    ) -> str:
+        """Marks a run as failed, and saves its logs on disk from now on.
+
+        Args:
+            run: the run.
+            error: the error of the backend.
+            *logs: the logs that it has not written, besides those it has buffered.
+            quietly: whether to leave out the warning.
+
+        Returns:
+            The end of a message, which says where the logs are.
+        """
+        with self.lock:
+            if run.failed:  # a call that seemed to hang has returned
+                return ""
+            unflushed, run.unflushed = run.unflushed, []
+            where = self._open_unsent(run)
+            run.failed = True
+            for each in (*unflushed, *logs):
+                self._save(run, each)
+        if not quietly:
+            self._report(run, error, "it failed with", where)
+        return where
+
+    def _save_invalid(self, run: OpenRun, error: LoxError, logs: logdict) -> None:
+        """Saves logs that the backend cannot write; it gets all later ones."""
+        with self.lock:
+            where = self._open_unsent(run)
+            self._save(run, logs)
+        self._report(run, error, "it could not write some logs:", where)
+
+    def _open_unsent(self, run: OpenRun) -> str:
+        """Creates the files of unsent logs; returns the end of a message about them."""
+        try:
+            if run.unsent is None:
+                config = self._logger._run_info(run.words, run.config).config
+                run.unsent = Unsent(self.name, run.words, config)
+        except Exception as error:
+            return f"logs that it does not accept are lost, because {error}"
+        return f"logs that it does not accept are kept in {str(UNSENT)!r} (`lox.runs`)."
+
+    def _save(self, run: OpenRun, logs: logdict) -> None:
+        if run.unsent is None:  # a warning has reported it
+            return
+        try:
+            with self.lock:
+                run.unsent.write(logs)
+        except Exception as error:  # try again with the next logs: they may be smaller
+            if not run.loss_reported:
+                run.loss_reported = True
+                self.warn(run, f"logs that it does not accept are lost: {error!r}")
+
+    def _report(
+        self, run: OpenRun, error: BaseException, what: str, where: str
+    ) -> None:
+        # once for all runs that fail for the same reason
+        reason = repr(error).replace(run_name(run.words), "")
+        if reason not in self._reported:
+            self._reported.add(reason)
+            line = _line_of(self._logger, error)
+            self.warn(run, f"{what} {error!r}{line}. The program continues; {where}")
+
+    def warn(self, run: OpenRun, message: str) -> None:
+        text = f"{self.name}: {message}"
+        try:
+            warnings.warn_explicit(text, LoxWarning, *run.line)
+        except LoxWarning as error:
+            self.raise_later(error)
+        except Exception:  # it cannot be shown: for example, `sys.stderr` is closed
+            pass
+
+    def raise_later(self, error: Warning | LoxError) -> None:
+        self.error = error
+
+    def raise_error(self) -> None:
+        """Raises the error of `raise_later`, if any."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+def _line_of(logger: Any, error: BaseException) -> str:
+    """The line that raised, in a backend that is not part of lox."""
+    if type(logger).__module__.partition(".")[0] == "lox":
+        return ""
+    file = inspect.getsourcefile(type(logger).open)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def size_of(logs: logdict) -> int:
+    """The size of the values in bytes."""
+    size = 0
+    for value in logs.values():
+        try:
+            size += value.nbytes
+        except AttributeError:
+            leaves = jax.tree.leaves(value)
+            size += sum(getattr(leaf, "nbytes", 8) for leaf in leaves)
+    return size

@@ -1,0 +1,94 @@
+"""Sends payloads from a program, or from the host, to the runs of a logger."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lox._errors import LoxTypeError, StepError
+from lox._events.log import arrays_of
+from lox._events.payload import send_payload
+from lox._host import signals
+from lox._jax import array_types, host
+from lox._logs.logdict import logdict
+from lox._source import user_source
+from lox._transforms.compiled import is_outermost
+
+from .open_runs import OpenRuns
+from .sinks import CloseSink, RunSink
+
+
+def send(
+    runs: OpenRuns, payload: Any, make_sink: Callable[[OpenRuns, int], RunSink]
+) -> None:
+    """Sends a payload to a sink, immediately or when the traced program runs.
+
+    Args:
+        runs: the open runs of the logger.
+        payload: a pytree of arrays.
+        make_sink: creates the sink, given the runs and the number of devices that send.
+    """
+    sink = make_sink(runs, array_types.in_shard_map())
+    if is_outermost():
+        _send_from_host(runs, payload, sink)
+        return
+    send_payload(payload, sink, "the logger")
+
+
+def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
+    payload = jax.tree.map(_to_host, payload)
+    in_callback = host.in_callback()
+    if not in_callback:
+        # programs that are still running may have logged before
+        host.wait_for_callbacks()
+        runs.close_ending()
+    if isinstance(sink, CloseSink):  # closing may take long, and can be interrupted
+        sink.take(payload, late=in_callback)
+    else:
+        signals.uninterrupted(lambda: sink.take(payload, late=in_callback))
+
+
+def _to_host(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.flags.writeable:
+        return x.copy()  # the user may change it while it is in a queue
+    is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
+    return x if is_key else np.asarray(x)
+
+
+def check_logs(
+    logs: Mapping[str, Any], steps: Mapping[str, Any], logger: str
+) -> logdict:
+    """Checks the arguments of `Logger.log`, and converts them to a `logdict`."""
+    call = f"`{logger}.log`"
+    if not isinstance(logs, Mapping):
+        raise LoxTypeError(
+            f"{call} takes a state and values by name, not {logs!r}: "
+            '`logger.log(state, {"loss": loss}, step=i)`.'
+        )
+    if isinstance(logs, logdict) and steps:
+        raise LoxTypeError(
+            f"a `logdict` has steps of its own; {call} takes "
+            f"{', '.join(map(repr, steps))} only with a plain dict."
+        )
+    for key, value in logs.items():
+        leaves = jax.tree.leaves(value)
+        if not leaves or not all(map(_is_array, leaves)):
+            arrays_of(value, key, f"{call} at {user_source()}")  # raises
+    if isinstance(logs, logdict):
+        return logs
+    for name, step in steps.items():
+        if not _is_array(step) or np.ndim(step):
+            raise StepError(
+                f"{call} at {user_source()}: the step {name!r} must be a number, not "
+                f"{step!r:.80}. To log several rows at once, pass a `lox.logdict(..., "
+                "stacked=True)`."
+            )
+    by_key = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
+    return logdict(logs, by_key)
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, np.ndarray | np.generic):
+        return x.dtype.kind not in "OSUMm"
+    return isinstance(x, jax.Array | bool | int | float | complex)
