@@ -113,10 +113,10 @@ def check_loose(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_program_logs_what_its_plain_run_logs(seed):
+def test_random_program_logs_what_plain_python_logs(seed):
     check(seed)
 
 
 @pytest.mark.parametrize("seed", [10_000 + s for s in SEEDS[::3]])
-def test_a_random_program_with_unbounded_loops_is_tapped_as_its_plain_run_logs(seed):
+def test_random_program_with_unbounded_loops_taps_what_plain_python_logs(seed):
     check_loose(seed)

@@ -37,7 +37,7 @@ def run(program, start=START, check=True, **options):
 # --- installing --------------------------------------------------------------
 
 
-def test_importing_lox_changes_no_rule_until_the_first_event():
+def test_patches_are_installed_by_first_event_not_by_import():
     program = """
         from lox._jax import rule_tables
         import lox._runtime
@@ -73,18 +73,18 @@ def test_importing_lox_changes_no_rule_until_the_first_event():
 
 
 @pytest.mark.parametrize("module", ["compat", "patches", "early_patches", "watches"])
-def test_a_module_of_lox_may_be_the_first_to_import_jax(module):
+def test_lox_module_can_be_first_to_import_jax(module):
     # in a new process: the others are forks of one that has imported JAX
     program = f"import lox._jax.{module}, sys; assert 'jax' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_all_patches_are_installed_in_this_version_of_jax():
+def test_patches_are_all_installed_in_this_jax_version():
     lox.log({"x": 1})
     assert not patches.missing()
 
 
-def test_every_patch_says_what_it_is_for():
+def test_patches_have_descriptions():
     lox.log({"x": 1})
     table = patches.table()
     assert len({patch.target for patch in table}) == len(table) > 20
@@ -108,7 +108,7 @@ def test_every_patch_says_what_it_is_for():
         "jax.eval_shape(lambda x: (jax.jit(lox.tap(log)), x)[1], 3.0); log(3.0)",
     ],
 )
-def test_the_first_event_of_a_process_is_logged_once_wherever_it_is(program):
+def test_first_event_of_process_is_logged_once(program):
     printed = run(f"""
         f = jax.custom_vjp(lambda x: x)
         g = jax.custom_jvp(lambda x: log(x))
@@ -182,7 +182,7 @@ def program_for(kind, name):
     RULES,
     ids=[f"{kind} of {name}" for kind, name, _ in RULES],
 )
-def test_a_program_that_needs_a_missing_rule_is_refused(kind, name, without):
+def test_missing_patch_refuses_program_that_needs_it(kind, name, without):
     printed = run(
         f"""
         remove({kind!r}, {name!r})
@@ -246,9 +246,7 @@ def test_a_program_that_needs_a_missing_rule_is_refused(kind, name, without):
     ],
     ids=["custom_vjp", "a branch in custom_jvp", "a rule", "jacfwd"],
 )
-def test_an_event_in_a_function_that_cannot_be_watched_is_refused(
-    remove, program, message
-):
+def test_missing_watch_refuses_event_in_that_function(remove, program, message):
     errors = run(
         f"""
         f = jax.custom_vjp(lambda x: x)
@@ -295,7 +293,7 @@ def test_an_event_in_a_function_that_cannot_be_watched_is_refused(
     assert re.search(message, raised[-1])
 
 
-def test_an_exception_of_a_callback_is_not_lost_where_the_barrier_is_not_patched():
+def test_missing_barrier_patch_keeps_callback_exceptions():
     errors = run(
         """
         from lox._jax import host
@@ -314,7 +312,7 @@ def test_an_exception_of_a_callback_is_not_lost_where_the_barrier_is_not_patched
     assert "`jax.effects_barrier` in JAX " in errors
 
 
-def test_a_private_name_that_is_gone_is_an_error_where_it_is_used():
+def test_missing_private_name_raises_where_it_is_used():
     from lox._jax import compat
 
     gone = compat.private("core.no_such_name", "do something")
@@ -410,7 +408,7 @@ WITHOUT_LOGS = """
 """
 
 
-def test_programs_that_do_not_log_are_the_same_with_and_without_lox():
+def test_programs_without_logs_compile_identically_with_and_without_lox():
     with_events = """
     import lox
     lox.set_default("silent")
