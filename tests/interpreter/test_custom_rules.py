@@ -585,7 +585,7 @@ RESIDUALS = {
 
 @pytest.mark.parametrize("name", RESIDUALS)
 @pytest.mark.parametrize(
-    "around", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))]
+    "around", [lambda f: f, lambda f: jax.jit(jax.jit(f))], ids=["eager", "jit"]
 )
 def test_python_residuals_reach_backward_rule_unchanged(name, around):
     f = around(with_residual(*RESIDUALS[name]))

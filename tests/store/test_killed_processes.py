@@ -64,8 +64,8 @@ def kill_at_random_moments(directory, kills, seed):
 
 
 def test_process_killed_at_any_moment_loses_no_written_row(tmp_path):
-    told = in_a_process(kill_at_random_moments, tmp_path, 100, SEED)
-    assert int(told) > 50, f"seed {SEED}"
+    told = in_a_process(kill_at_random_moments, tmp_path, 60, SEED)
+    assert int(told) > 30, f"seed {SEED}"
 
 
 def killed_at_operation(number, work):

@@ -108,7 +108,7 @@ def grown(x, n):
     return lax.while_loop(lambda c: c[0] < n, body, (0, x))[1]
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
 @pytest.mark.parametrize("axes", [((None, 0), (0, None)), ((0, None), (None, 0))])
 def test_capacity_counts_per_lane_under_two_vmaps(sizes, axes):
     xs = jnp.array([1.0, 10.0, 100.0])[: sizes[0]]
