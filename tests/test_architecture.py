@@ -92,7 +92,7 @@ def against_the_flow(module, imported):
 
 
 @pytest.mark.parametrize("module", PATHS)
-def test_a_module_imports_only_from_packages_before_it(module):
+def test_imports_follow_the_order_of_packages(module):
     wrong = [
         f"line {line}: {imported}"
         for imported, line in imports(PATHS[module], module)
@@ -101,7 +101,7 @@ def test_a_module_imports_only_from_packages_before_it(module):
     assert not wrong
 
 
-def test_the_flow_is_checked():
+def test_import_against_the_order_is_found():
     assert against_the_flow("lox._events.event", "lox._transforms.spool")
     assert not against_the_flow("lox._transforms.spool", "lox._events.event")
     assert {place(module) for module in PATHS} == {-1, *range(len(FLOW))}
@@ -122,7 +122,7 @@ def private_of_jax_in(tree):
             yield f"line {node.lineno}: {text}"
 
 
-def test_only_one_module_reaches_the_private_side_of_jax():
+def test_private_jax_names_are_used_in_one_module_only():
     for module, path in PATHS.items():
         if module != "lox._jax.compat":
             assert not list(private_of_jax_in(ast.parse(path.read_text()))), path
@@ -138,7 +138,7 @@ def test_only_one_module_reaches_the_private_side_of_jax():
         "importlib.import_module('jax._src.core')",
     ],
 )
-def test_access_to_the_private_side_of_jax_is_found(code):
+def test_private_jax_name_in_other_module_is_found(code):
     assert list(private_of_jax_in(ast.parse(code)))
 
 
@@ -180,7 +180,7 @@ def rule_tables_in(tree):
             yield f"line {node.lineno}: {name}"
 
 
-def test_only_one_package_touches_the_rule_tables_of_jax():
+def test_jax_rule_tables_are_used_in_one_package_only():
     for module, path in PATHS.items():
         if not module.startswith("lox._jax"):
             assert not list(rule_tables_in(ast.parse(path.read_text()))), path
@@ -196,7 +196,7 @@ def test_only_one_package_touches_the_rule_tables_of_jax():
         "import jax.interpreters.mlir",
     ],
 )
-def test_access_to_a_rule_table_is_found(code):
+def test_jax_rule_table_in_other_package_is_found(code):
     assert list(rule_tables_in(ast.parse(code)))
 
 
@@ -245,7 +245,7 @@ def imports_at_load(module):
     return imports(PATHS[module], module, at_load=True)
 
 
-def test_stores_and_logs_load_no_jax():
+def test_store_and_logs_do_not_import_jax():
     for module in PATHS:
         package = module.rpartition(".")[0]
         if module == "lox._logs.pytree":  # loaded by `import jax`
@@ -255,7 +255,7 @@ def test_stores_and_logs_load_no_jax():
             assert not [name for name in loaded if name.split(".")[0] == "jax"], module
 
 
-def test_stores_are_read_without_importing_jax(tmp_path):
+def test_load_and_runs_do_not_import_jax(tmp_path):
     logs = lox.logdict({"loss": np.arange(4.0)}, {"step": {"loss": np.arange(4)}}, True)
     lox.save(logs, tmp_path, key=3)
     program = f"""
@@ -273,21 +273,21 @@ def test_stores_are_read_without_importing_jax(tmp_path):
     assert done.stdout.startswith("{'loss': [0.0, 1.0, 2.0, 3.0]} {'loss': array(")
 
 
-def test_public_names_are_loaded_once_and_unknown_ones_are_errors():
+def test_public_names_load_once_and_unknown_names_raise():
     assert lox.spool is lox.spool
     assert {"log", "spool", "tap", "nolog", "load", "loggers"} <= set(dir(lox))
     with pytest.raises(AttributeError, match="no attribute 'spoool'"):
         lox.spoool  # noqa: B018
 
 
-def test_pickled_logdicts_name_public_classes_only():
+def test_pickled_logdict_names_only_public_classes():
     logs = lox.logdict({"x": np.arange(3)}, {"step": {"x": np.arange(3)}}, True)
     data = pickle.dumps(logs)
     assert b"lox._" not in data
     assert pickle.loads(data) == logs
 
 
-def test_pickles_of_0_1_0_are_read():
+def test_logdict_pickled_by_version_0_1_0_loads():
     path = pathlib.Path(__file__).parent / "data" / "logdict-0.1.0.pickle"
     logs = pickle.loads(path.read_bytes())
     assert logs["sum"].tolist() == [0, 1, 3, 6]

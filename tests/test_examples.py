@@ -7,7 +7,7 @@ import pytest
 import lox
 
 
-def test_readme_of_the_first_draft():
+def test_example_of_first_readme():
     def f(xs):
         lox.log({"xs": xs})
 
@@ -31,7 +31,7 @@ def test_readme_of_the_first_draft():
     ]
 
 
-def test_general_logging(capsys):
+def test_example_of_general_logging(capsys):
     def f(x):
         lox.log({"x": x})
 
@@ -47,7 +47,7 @@ def test_general_logging(capsys):
     assert lines == ["{'x': 3}", *(f"{{'x': {i}}}" for i in range(5))]
 
 
-def test_spooling_prints_as_shown(capsys):
+def test_example_of_spool_prints_as_shown(capsys):
     def f(x, y):
         lox.log({"x": x, "y": y})
         return x * y
@@ -70,7 +70,7 @@ def quick_start(xs):
     return y
 
 
-def test_quick_start(capsys):
+def test_example_of_quick_start(capsys):
     xs = jnp.arange(3)
     lox.tap(quick_start, callback=lambda logs: print("Logging:", logs))(xs)
     _, logs = lox.spool(quick_start)(xs)
@@ -84,7 +84,7 @@ def test_quick_start(capsys):
     ]
 
 
-def test_quick_start_steps():
+def test_example_of_steps():
     xs = jnp.arange(3)
 
     def f(xs):
@@ -101,7 +101,7 @@ def test_quick_start_steps():
     assert logs.episode["carry"].tolist() == [0, 0, 1]
 
 
-def test_reference_of_spool():
+def test_example_of_spool_reference():
     def f(x):
         lox.log({"x": x})
         return x + 1.0
@@ -129,7 +129,7 @@ def test_reference_of_spool():
     assert lox.spool(j)(1.0) == (2.0, {})
 
 
-def test_sharp_bits():
+def test_example_of_sharp_bits():
     @jax.jit
     def f(x):
         lox.log({"loss": x}, tags=["metric"])
@@ -154,7 +154,7 @@ def test_sharp_bits():
     assert [int(c["i"]) for c in calls] == [0, 1, 2]
 
 
-def test_loggers(tmp_path, monkeypatch, capsys):
+def test_example_of_loggers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     xs = jnp.arange(3)
     key = jax.random.key(0)
@@ -176,7 +176,7 @@ def test_loggers(tmp_path, monkeypatch, capsys):
     assert "carry 3" in capsys.readouterr().out
 
 
-def test_loggers_and_state(tmp_path):
+def test_example_of_logger_state(tmp_path):
     def f(x):
         lox.log({"x": x})
         return x

@@ -45,7 +45,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_forked_program_ends_and_prints_as_a_fresh_one(name):
+def test_forked_program_exits_and_prints_like_a_fresh_one(name):
     forked = programs.run(PROGRAMS[name], "a", 2)
     fresh = programs.run(PROGRAMS[name], "a", 2, fresh=True)
     assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
@@ -53,7 +53,7 @@ def test_a_forked_program_ends_and_prints_as_a_fresh_one(name):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_program_has_its_own_directory_environment_and_files(
+def test_program_has_its_own_directory_environment_and_files(
     tmp_path, monkeypatch, fresh
 ):
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_a_program_has_its_own_directory_environment_and_files(
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_program_that_waits_can_be_killed(fresh):
+def test_program_that_waits_can_be_killed(fresh):
     program = "print('ready', flush=True); input()"
     with programs.start(program, stdin=programs.PIPE, fresh=fresh) as process:
         assert process.stdout.readline() == "ready\n"

@@ -16,7 +16,7 @@ def spooled(fun, *args):
     return lox.spool(fun)(*args)[1]
 
 
-def test_untransformed_events_are_printed_eagerly_and_under_jit(capsys):
+def test_log_prints_eagerly_and_under_jit(capsys):
     def f(x):
         lox.log({"x": x, "y": {"a": x + 1}}, step=0)
         return x * x
@@ -27,7 +27,7 @@ def test_untransformed_events_are_printed_eagerly_and_under_jit(capsys):
     assert capsys.readouterr().out == "{'x': 3, 'y': {'a': 4}}\n" * 2
 
 
-def test_a_scan_prints_every_iteration(capsys):
+def test_log_in_scan_prints_every_iteration(capsys):
     @jax.jit
     def f(n):
         def step(c, x):
@@ -41,14 +41,14 @@ def test_a_scan_prints_every_iteration(capsys):
     assert capsys.readouterr().out == "{'x': 0}\n{'x': 1}\n{'x': 2}\n"
 
 
-def test_log_returns_its_event():
+def test_log_returns_its_values():
     lox.set_default("silent")
     logs = lox.log({"x": 1.5}, prefix="train/", step=3)
     assert isinstance(logs, lox.logdict)
     assert logs == {"train/x": 1.5} and logs.step["train/x"] == 3
 
 
-def test_nothing_to_log_is_no_event(capsys):
+def test_log_of_empty_dict_is_not_an_event(capsys):
     assert lox.log({}) == {}
     assert capsys.readouterr().out == ""
 
@@ -71,7 +71,7 @@ def test_nothing_to_log_is_no_event(capsys):
     ],
     ids=repr,
 )
-def test_any_array_or_pytree_can_be_logged(value):
+def test_log_accepts_any_array_or_pytree(value):
     def f(x):
         lox.log({"v": value})
         return x
@@ -88,7 +88,7 @@ def test_any_array_or_pytree_can_be_logged(value):
     )
 
 
-def test_random_keys_can_be_logged(capsys):
+def test_log_accepts_prng_keys(capsys):
     def f(key):
         def step(key, _):
             key, new = jax.random.split(key)
@@ -110,7 +110,7 @@ def test_random_keys_can_be_logged(capsys):
     assert capsys.readouterr().out == "{'key': [0, 0]}\n" * 2
 
 
-def test_int4_values_keep_their_dtype():
+def test_log_keeps_int4_dtype():
     def f(x):
         lox.log({"q": x.astype(jnp.int4)})
         return x
@@ -118,7 +118,7 @@ def test_int4_values_keep_their_dtype():
     assert spooled(f, jnp.arange(3))["q"].dtype == jnp.int4
 
 
-def test_one_setting_silences_or_redirects(capsys):
+def test_set_default_silences_or_redirects_events(capsys):
     f = jax.jit(lambda x: (lox.log({"x": x}), x)[1])
     seen = []
     for handler in ("silent", None, seen.append, "stderr", "print"):
@@ -133,14 +133,14 @@ def test_one_setting_silences_or_redirects(capsys):
         lox.set_default(3)
 
 
-def test_an_environment_variable_silences_a_whole_program():
+def test_environment_variable_silences_whole_program():
     code = "import lox; lox.log({'x': 1})"
     for value, out in (("silent", ""), ("print", "{'x': 1}\n")):
         done = programs.run(code, env={**os.environ, "LOX_DEFAULT": value})
         assert (done.returncode, done.stdout) == (0, out), done.stderr
 
 
-def test_a_handler_that_fails_raises_its_own_error():
+def test_default_handler_raises_its_own_error():
     def fail(logs):
         raise ZeroDivisionError("mine")
 
@@ -200,7 +200,7 @@ HERE = r"test_log\.py:\d+"
         ),
     ],
 )
-def test_bad_input_names_the_line_and_the_remedy(call, error, message):
+def test_log_error_names_line_and_remedy(call, error, message):
     lox.set_default("silent")
     if error is None:
         call()
@@ -245,14 +245,14 @@ def two_logs(first, second, first_steps=None, second_steps=None, **options):
         ),
     ],
 )
-def test_one_key_logged_in_two_ways_names_both_lines(f, error, message):
+def test_key_logged_in_two_ways_names_both_lines(f, error, message):
     with pytest.raises(lox.LoxError, match=f"'k' .*{message}") as caught:
         lox.spool(f)(1.0)
     assert isinstance(caught.value, error)
     assert str(caught.value).count("test_log.py:") == 2
 
 
-def test_a_clash_between_branches_names_both_lines():
+def test_key_that_differs_between_branches_names_both_lines():
     def f(x):
         return jax.lax.cond(
             x > 0,
@@ -265,7 +265,7 @@ def test_a_clash_between_branches_names_both_lines():
         lox.spool(f)(1.0)
 
 
-def test_python_numbers_adopt_the_dtype_of_their_neighbours():
+def test_python_number_adopts_dtype_of_other_rows():
     def f(x):
         lox.log({"k": 1})
         lox.log({"k": x})
@@ -277,7 +277,7 @@ def test_python_numbers_adopt_the_dtype_of_their_neighbours():
         assert logs["k"].dtype == dtype and logs["k"].tolist() == [1, 3, 2.5]
 
 
-def test_a_value_logged_outside_and_inside_a_vmap_is_refused():
+def test_value_logged_inside_and_outside_vmap_is_refused():
     def f(xs):
         lox.log({"k": 1.0})
         return jax.vmap(lambda x: (lox.log({"k": x}), x)[1])(xs)
@@ -295,12 +295,12 @@ def test_a_value_logged_outside_and_inside_a_vmap_is_refused():
         (lambda: lox.log({"a": 1}, 3), "go by their names.*step=i"),
     ],
 )
-def test_values_without_a_dict_are_told_how_to_be_logged(call, message):
+def test_value_without_dict_raises_error_with_example(call, message):
     with pytest.raises(lox.LoxTypeError, match=message):
         call()
 
 
-def test_an_eager_log_of_numbers_is_allowed_by_a_transfer_guard(capsys):
+def test_eager_log_of_numbers_passes_transfer_guard(capsys):
     x = jnp.float32(0.5)
     with jax.transfer_guard("disallow"):
         lox.log({"x": x, "n": 1.5}, step=3)

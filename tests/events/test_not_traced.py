@@ -63,7 +63,7 @@ def in_a_loop(x):
     ],
     ids=["spool", "tap", "nolog", "jit"],
 )
-def test_events_of_host_functions_are_reported(fun, transform, capsys):
+def test_event_in_host_function_is_reported(fun, transform, capsys):
     with pytest.warns(lox.LoxWarning, match="'host', logged at .*host function") as all:
         for _ in range(2):
             transform(fun)(1.0)
@@ -73,7 +73,7 @@ def test_events_of_host_functions_are_reported(fun, transform, capsys):
     assert capsys.readouterr().out == "{'host': 1.0}\n" * 2
 
 
-def test_events_of_host_functions_are_reported_once_a_line():
+def test_event_in_host_function_is_reported_once_per_line():
     lox.set_default("silent")
     f = lox.spool(lambda x: jax.pure_callback(lambda x: host(x), SCALAR, x))
     with warnings.catch_warnings(action="default", record=True) as caught:
@@ -82,7 +82,7 @@ def test_events_of_host_functions_are_reported_once_a_line():
     assert len(caught) <= 1  # none if another test was first
 
 
-def test_host_functions_that_no_transformation_meets_log_as_ever(capsys):
+def test_host_function_outside_transformations_logs_as_usual(capsys):
     def own(x):
         return host(x)
 
@@ -130,7 +130,7 @@ def logs_of(fun, x):
 @pytest.mark.parametrize(
     "fun", [at_compile_time, jax.jit(at_compile_time), looped, branched]
 )
-def test_events_under_compile_time_evaluation_are_events_of_the_program(fun, capsys):
+def test_event_under_compile_time_eval_is_collected(fun, capsys):
     expected = logs_of(fun, 1.0)
     count = len(expected)
     for _ in range(2):  # and not only while it is traced
@@ -155,7 +155,7 @@ def test_events_under_compile_time_evaluation_are_events_of_the_program(fun, cap
     assert capsys.readouterr().out == "{'sum': 3.0, 'n': 3}\n" * 2 * count
 
 
-def test_a_tap_under_compile_time_evaluation_is_part_of_the_program():
+def test_tap_under_compile_time_eval_delivers_events():
     calls = []
 
     @jax.jit
@@ -171,7 +171,7 @@ def test_a_tap_under_compile_time_evaluation_is_part_of_the_program():
     assert calls == [{"y": 3.0}] * 2
 
 
-def test_programs_that_run_at_compile_time_report_their_events(capsys):
+def test_program_that_runs_at_compile_time_reports_its_events(capsys):
     def inner(y):
         lox.log({"inner": y})
         return y + 1
@@ -192,7 +192,7 @@ def test_programs_that_run_at_compile_time_report_their_events(capsys):
     )
 
 
-def test_programs_with_traced_inputs_are_taken_under_compile_time_evaluation():
+def test_program_with_traced_inputs_is_collected_under_compile_time_eval():
     def inner(y):
         lox.log({"inner": y})
         return y + 1

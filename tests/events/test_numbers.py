@@ -118,7 +118,7 @@ in_all_cases = pytest.mark.parametrize(
         (-1, lambda: jnp.uint8(1)),
     ],
 )
-def test_a_number_that_its_neighbour_cannot_hold_is_kept_or_refused(
+def test_number_that_does_not_fit_dtype_of_other_row_is_kept_or_refused(
     way, first, second, nest
 ):
     f = nest(first, second)
@@ -146,7 +146,7 @@ def test_a_number_that_its_neighbour_cannot_hold_is_kept_or_refused(
         (255, jnp.uint8),
     ],
 )
-def test_python_numbers_adopt_a_dtype_that_holds_them(way, first, dtype, nest):
+def test_python_number_adopts_dtype_that_holds_it(way, first, dtype, nest):
     f = nest(first, lambda: dtype(1))
     values = WAYS[way](f, jnp.float32(1))
     # a plain tap delivers each event as it is
@@ -154,7 +154,7 @@ def test_python_numbers_adopt_a_dtype_that_holds_them(way, first, dtype, nest):
     assert np.allclose(values, wanted, rtol=1e-6)
 
 
-def test_a_loop_counter_never_wraps_into_a_narrower_neighbour():
+def test_loop_counter_never_wraps_to_narrower_dtype():
     def f(x):
         lax.fori_loop(254, 258, lambda i, c: (lox.log({"n": i}), c)[1], x)
         lox.log({"n": jnp.uint8(7)})
@@ -168,7 +168,7 @@ def test_a_loop_counter_never_wraps_into_a_narrower_neighbour():
             way(f, 1.0)
 
 
-def test_a_weakly_typed_argument_never_wraps_into_a_narrower_neighbour():
+def test_weakly_typed_argument_never_wraps_to_narrower_dtype():
     def f(x):
         lox.log({"n": x})
         lox.log({"n": jnp.int8(7)})
@@ -179,7 +179,7 @@ def test_a_weakly_typed_argument_never_wraps_into_a_narrower_neighbour():
     assert tapped(f, 300) == [300, 7]
 
 
-def test_a_constant_array_that_is_weakly_typed_counts_as_its_number():
+def test_weakly_typed_constant_array_counts_as_its_number():
     small, large = jnp.asarray(7), jnp.asarray(300)
     assert small.weak_type
 
@@ -196,7 +196,7 @@ def test_a_constant_array_that_is_weakly_typed_counts_as_its_number():
         spooled(f(large), 1.0)
 
 
-def test_logify_refuses_numbers_that_their_neighbours_cannot_hold():
+def test_logify_refuses_number_that_does_not_fit_dtype_of_other_row():
     def f(x, first):
         logify.log("n", first, reduction="append")
         logify.log("n", jnp.int8(1), reduction="append")
@@ -207,7 +207,7 @@ def test_logify_refuses_numbers_that_their_neighbours_cannot_hold():
         appended(lambda x: f(x, 300), 1.0)
 
 
-def test_numbers_of_many_lines_are_checked_against_a_later_neighbour():
+def test_numbers_of_many_lines_are_checked_against_dtype_of_later_row():
     @jax.jit
     def g():
         for number in (1, 300, 2):
@@ -262,7 +262,7 @@ def test_steps_of_several_dtypes_keep_their_values(steps):
         (16777217, 0.5),
     ],
 )
-def test_steps_that_no_dtype_holds_together_are_refused(steps):
+def test_steps_without_common_dtype_are_refused(steps):
     f = with_steps(*steps)
     for run in (
         lambda: lox.spool(f)(1.0),
@@ -281,7 +281,7 @@ def test_steps_that_no_dtype_holds_together_are_refused(steps):
 # --- numbers of the host -----------------------------------------------------
 
 
-def test_a_host_number_that_stays_on_the_host_is_printed_as_it_is(capsys):
+def test_host_number_is_printed_exactly(capsys):
     logs = lox.log({"n": np.int64(2**40), "x": np.float64(0.1)}, step=np.int64(2**33))
     lox.log({"n": 5_000_000_000, "m": np.array([1, 2**40]), "x": 1e300})
     assert capsys.readouterr().out == (
@@ -291,7 +291,7 @@ def test_a_host_number_that_stays_on_the_host_is_printed_as_it_is(capsys):
     assert logs["n"] == 2**40 and logs.step["n"] == 2**33
 
 
-def test_host_numbers_that_jax_holds_are_its_own():
+def test_host_number_that_fits_jax_dtype_gets_that_dtype():
     logs = lox.log({"n": np.int64(3), "x": 0.5}, step=np.int64(4))
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(logs))
 
@@ -300,7 +300,7 @@ def test_host_numbers_that_jax_holds_are_its_own():
     "number", [2**31, -(2**31) - 1, np.int64(2**40), np.array([1, 2**40]), 1e300, 2**70]
 )
 @pytest.mark.parametrize("wrap", [jax.jit, lox.spool, lox.tap, jax.vmap, jax.grad])
-def test_a_number_that_jax_has_no_dtype_for_is_refused_under_a_trace(wrap, number):
+def test_number_without_jax_dtype_is_refused_in_trace(wrap, number):
     def f(x):
         lox.log({"n": number})
         return x
@@ -331,7 +331,7 @@ def test_numbers_of_64_bits_are_kept_with_x64():
         assert logs.step["n"].tolist() == [2**33, 0]
 
 
-def test_a_logger_and_save_refuse_numbers_that_jax_would_wrap(tmp_path):
+def test_logger_and_save_refuse_numbers_that_jax_would_wrap(tmp_path):
     logger = lox.loggers.MultiLogger()
     state = logger.init(jax.random.key(0))
     with pytest.raises(lox.RangeError, match="test_numbers.py"):
@@ -381,7 +381,7 @@ def _all_values(dtype):
 @pytest.mark.parametrize(
     ("source", "target"), list(itertools.product(_SMALL, _TARGETS))
 )
-def test_a_cast_is_exact_exactly_if_it_keeps_every_value(source, target):
+def test_cast_is_exact_if_and_only_if_it_keeps_every_value(source, target):
     values = _all_values(source).astype(np.float64)
     target = jnp.dtype(target)
     with np.errstate(all="ignore"):
@@ -399,7 +399,7 @@ def test_a_cast_is_exact_exactly_if_it_keeps_every_value(source, target):
         assert is_exact(jnp.dtype(source), target) == bool(kept.all())
 
 
-def test_what_remains_of_many_numbers_decides_as_all_of_them_do():
+def test_summary_of_many_numbers_decides_like_all_of_them():
     source = Source("here", 1)
     numbers = [3, -129, 2**24 + 1, 2**30, 0.1, 70000.0, 1e-30, 255, 16777216]
     dtypes = [

@@ -11,7 +11,7 @@ import lox
 from tests.waiting import in_threads, wait_for
 
 
-def test_a_second_shape_gets_axes_of_its_own():
+def test_second_shape_gets_its_own_axes():
     calls = []
 
     def f(x):
@@ -48,7 +48,7 @@ def bad(logs):
     raise KeyError("mine")
 
 
-def test_errors_of_a_callback_hit_only_its_own_call_or_a_barrier():
+def test_callback_error_is_raised_only_by_its_call_or_a_barrier():
     def f(x):
         lox.log({"x": x})
         return x
@@ -70,7 +70,7 @@ def test_errors_of_a_callback_hit_only_its_own_call_or_a_barrier():
     jax.effects_barrier()
 
 
-def test_errors_of_several_callbacks_are_all_told():
+def test_barrier_reports_errors_of_several_callbacks():
     def f(x):
         lox.tap(lambda x: lox.log({"x": x}), lambda logs: 1 / 0)(x)
         lox.tap(lambda x: lox.log({"x": x}), bad)(x)

@@ -87,7 +87,7 @@ class InterruptedCallback:
 @pytest.mark.parametrize("argument", [lambda: 0, pending], ids=["ready", "pending"])
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_an_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
+def test_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
     callback = InterruptedCallback(kind)
     tapped = lox.tap(count_up, callback, ordered=ordered)
     tapped = jax.jit(tapped) if jitted else tapped
@@ -118,7 +118,7 @@ def test_an_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_logging_goes_on_after_an_interrupt_that_was_caught(jitted, handlers):
+def test_logging_continues_after_caught_interrupt(jitted, handlers):
     before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
     for _ in range(3):
         callback = InterruptedCallback("SIGINT")
@@ -134,7 +134,7 @@ def test_logging_goes_on_after_an_interrupt_that_was_caught(jitted, handlers):
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_signal_handlers_are_the_users_own_between_calls(jitted, handlers):
+def test_signal_handlers_are_restored_between_calls(jitted, handlers):
     tapped = lox.tap(count_up, lambda logs: None)
     tapped = jax.jit(tapped) if jitted else tapped
 
@@ -149,7 +149,7 @@ def test_signal_handlers_are_the_users_own_between_calls(jitted, handlers):
         assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_handler_that_a_callback_sets_is_kept(handlers):
+def test_signal_handler_set_by_callback_is_kept(handlers):
     def own(signum, frame):
         raise AssertionError("nobody sends it")
 
@@ -157,7 +157,7 @@ def test_a_handler_that_a_callback_sets_is_kept(handlers):
     assert signal.getsignal(signal.SIGINT) is own
 
 
-def test_a_program_in_another_thread_leaves_signals_alone(handlers):
+def test_program_in_another_thread_does_not_change_signal_handlers(handlers):
     seen = []
     tapped = lox.tap(count_up, lambda logs: seen.append(signal.getsignal(2)))
     in_threads(tapped, [(0, 3)])
@@ -165,7 +165,7 @@ def test_a_program_in_another_thread_leaves_signals_alone(handlers):
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_a_signal_handler_that_does_not_raise_changes_nothing(jitted, handlers):
+def test_signal_handler_that_does_not_raise_changes_nothing(jitted, handlers):
     handled, rows = [], []
     signal.signal(signal.SIGUSR1, lambda *_: handled.append(len(rows)))
 
@@ -187,7 +187,7 @@ def test_a_signal_handler_that_does_not_raise_changes_nothing(jitted, handlers):
     assert rows == list(range(50)) and handled
 
 
-def test_a_second_signal_does_not_wait_for_a_callback_that_never_ends(handlers):
+def test_second_signal_does_not_wait_for_callback(handlers):
     def callback(logs):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -197,7 +197,7 @@ def test_a_second_signal_does_not_wait_for_a_callback_that_never_ends(handlers):
         lox.tap(count_up, callback)(0)
 
 
-def test_a_program_on_several_devices_goes_on_and_so_does_its_logging(handlers):
+def test_program_on_several_devices_continues_to_log_after_interrupt(handlers):
     """One that fails would leave the others waiting for it."""
     mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = []

@@ -14,7 +14,7 @@ from tests.interpreter.programs_that_log import logged, rows, spooled, tapped
 # --- jit ---------------------------------------------------------------------
 
 
-def test_nested_jits_give_their_logs_in_program_order():
+def test_nested_jits_log_in_program_order():
     inner = jax.jit(lambda x: logged(x) * 2)
     outer = jax.jit(lambda x: inner(logged(x) + 1) + inner(logged(x + 5)))
     assert spooled(outer, 1)["x"].tolist() == [1, 2, 6, 6]
@@ -29,7 +29,7 @@ def innermost_jit(jaxpr):
     return eqn
 
 
-def test_a_jitted_function_keeps_its_name_and_its_donation():
+def test_jitted_function_keeps_name_and_donation():
     def named(x):
         return logged(x) + 1
 
@@ -40,7 +40,7 @@ def test_a_jitted_function_keeps_its_name_and_its_donation():
     assert eqn.params["donated_invars"] == before.params["donated_invars"]
 
 
-def test_a_jitted_function_keeps_its_shardings():
+def test_jitted_function_keeps_shardings():
     mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, P("i"))
     f = jax.jit(lambda x: logged(x) * 2, in_shardings=split, out_shardings=split)
@@ -49,7 +49,7 @@ def test_a_jitted_function_keeps_its_shardings():
     assert logs["x"].tolist() == list(range(8))
 
 
-def test_static_arguments_of_a_jitted_function_stay_static():
+def test_jitted_function_keeps_static_arguments():
     @partial(jax.jit, static_argnums=1, static_argnames="shift")
     def f(x, times, shift=0):
         for _ in range(times):
@@ -66,7 +66,7 @@ def test_static_arguments_of_a_jitted_function_stay_static():
     assert by_name(1, 3)[1]["x"].tolist() == [1, 2, 3]
 
 
-def test_a_jitted_function_called_twice_is_lowered_once():
+def test_jitted_function_called_twice_is_lowered_once():
     f = jax.jit(lambda x: logged(jnp.sin(x)))
     g = lox.spool(lambda x: f(x) + f(x + 1) + f(x + 2))
     text = jax.jit(g).lower(1.0).as_text()
@@ -79,7 +79,7 @@ def test_a_jitted_function_called_twice_is_lowered_once():
 
 @pytest.mark.parametrize("length", [0, 1, 4])
 @pytest.mark.parametrize("unroll", [1, 2])
-def test_scan_stacks_its_rows(length, unroll):
+def test_scan_stacks_rows(length, unroll):
     def f(n):
         return lax.scan(
             lambda c, i: (logged(c + i), i * 2), n, jnp.arange(length), unroll=unroll
@@ -91,7 +91,7 @@ def test_scan_stacks_its_rows(length, unroll):
     assert carry == f(1)[0]
 
 
-def test_a_reverse_scan_logs_in_the_order_of_execution():
+def test_reverse_scan_logs_in_order_of_execution():
     def f(xs):
         return lax.scan(lambda c, x: (c + logged(x), x), 0, xs, reverse=True)[1]
 
@@ -111,7 +111,7 @@ def test_nested_scans_have_one_time_axis():
     assert spooled(f, 0)["x"].tolist() == [0, 1, 3, 3, 4, 6]
 
 
-def test_fori_loop_with_static_bounds_is_stacked_and_with_dynamic_ones_tapped():
+def test_fori_loop_is_stacked_with_static_bounds_and_tapped_with_dynamic_bounds():
     def f(n, x):
         return lax.fori_loop(0, n, lambda i, x: logged(x + i), x)
 
@@ -121,7 +121,7 @@ def test_fori_loop_with_static_bounds_is_stacked_and_with_dynamic_ones_tapped():
         lox.spool(f)(3, 0)
 
 
-def test_while_loop_is_tapped_in_its_body_and_its_condition():
+def test_while_loop_is_tapped_in_body_and_condition():
     def f(n):
         def cond(i):
             lox.log({"cond": i})
@@ -140,7 +140,7 @@ def test_while_loop_is_tapped_in_its_body_and_its_condition():
     assert lox.nolog(f)(2) == 2
 
 
-def test_only_keys_that_were_asked_for_can_fail_to_be_stacked():
+def test_unbounded_loop_error_names_only_selected_keys():
     def f(n):
         def body(i):
             lox.log({"a": i})
@@ -156,7 +156,7 @@ def test_only_keys_that_were_asked_for_can_fail_to_be_stacked():
     assert "'a'" not in str(caught.value)
 
 
-def test_logs_beside_an_unbounded_loop_that_does_not_log_are_spooled():
+def test_unbounded_loop_without_logs_does_not_prevent_spooling():
     def f(x):
         return lax.while_loop(lambda x: x < 10, lambda x: x * 2, logged(x))
 
@@ -166,7 +166,7 @@ def test_logs_beside_an_unbounded_loop_that_does_not_log_are_spooled():
 # --- branches ----------------------------------------------------------------
 
 
-def test_branches_with_the_same_keys_need_no_mask():
+def test_branches_with_same_keys_need_no_mask():
     def f(x):
         return lax.cond(x > 0, logged, lambda x: logged(x + 1), x)
 
@@ -175,7 +175,7 @@ def test_branches_with_the_same_keys_need_no_mask():
     assert spooled(f, -3.0)["x"] == -2.0
 
 
-def test_a_branch_not_taken_logs_nothing():
+def test_branch_that_is_not_taken_logs_nothing():
     def f(x):
         return lax.cond(x > 0, partial(logged, key="a"), lambda x: x, x)
 
@@ -184,7 +184,7 @@ def test_a_branch_not_taken_logs_nothing():
     assert tapped(f, -3.0) == []
 
 
-def test_branches_that_log_a_different_number_of_rows_are_compacted():
+def test_branches_with_different_numbers_of_rows_are_compacted():
     def f(x):
         def many(x):
             return lax.scan(lambda c, i: (logged(c + i), None), x, jnp.arange(3.0))[0]
@@ -198,7 +198,7 @@ def test_branches_that_log_a_different_number_of_rows_are_compacted():
     assert logs.compact()["x"].tolist() == [-1, -1]
 
 
-def test_switch_takes_one_branch():
+def test_switch_logs_only_the_selected_branch():
     def f(i, x):
         return lax.switch(
             i, [lambda x: logged(x, "a"), lambda x: logged(x, "b"), lambda x: x], x
@@ -209,7 +209,7 @@ def test_switch_takes_one_branch():
     assert spooled(f, 7, 1.0) == {}
 
 
-def test_platform_dependent_logs_what_this_platform_runs():
+def test_platform_dependent_logs_branch_of_this_platform():
     def f(x):
         return lax.platform_dependent(
             x, cpu=partial(logged, key="cpu"), default=partial(logged, key="other")
@@ -228,13 +228,13 @@ def test_lax_map_logs_each_element():
     assert spooled(f, jnp.arange(4))["x"].tolist() == [0, 1, 2, 3]
 
 
-def test_lax_map_with_batches_that_do_not_divide_joins_them_along_time():
+def test_lax_map_with_remainder_joins_batches_along_time():
     f = partial(lax.map, lambda x: logged(x) * 2, batch_size=3)
     assert spooled(f, jnp.arange(7))["x"].tolist() == list(range(7))
     assert spooled(f, jnp.arange(6))["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_associative_scan_logs_its_combinations():
+def test_associative_scan_logs_every_combination():
     def combine(a, b):
         lox.log({"n": a.shape[0]})
         return a + b

@@ -54,7 +54,7 @@ RECOMPUTING = [recomputing, jitted_recomputing]
 
 
 @pytest.mark.parametrize("make", RECOMPUTING)
-def test_recomputation_in_a_backward_rule_is_no_event(make):
+def test_recomputation_in_backward_rule_logs_nothing(make):
     f = make()
     for found in every_way(jax.grad(f), 0.5):
         assert found == [{"x": 0.5}, {"ct": 1.0}]
@@ -71,7 +71,7 @@ def test_recomputation_in_a_backward_rule_is_no_event(make):
 @pytest.mark.parametrize(
     "around", [jax.jit, jax.checkpoint, lambda f: lambda x: lax.cond(x > 0, f, f, x)]
 )
-def test_recomputation_is_no_event_inside_other_transformations(make, around):
+def test_recomputation_under_other_transformations_logs_nothing(make, around):
     f = around(make())
     for found in every_way(jax.grad(f), 0.5):
         assert rows(found, "x") == [0.5] and rows(found, "ct") == [1.0]
@@ -79,7 +79,7 @@ def test_recomputation_is_no_event_inside_other_transformations(make, around):
 
 
 @pytest.mark.parametrize("make", RECOMPUTING)
-def test_recomputation_is_no_event_in_a_scan(make):
+def test_recomputation_in_scan_logs_nothing(make):
     f = make()
 
     def loop(x):
@@ -95,7 +95,7 @@ def test_recomputation_is_no_event_in_a_scan(make):
 
 
 @pytest.mark.parametrize("make", RECOMPUTING)
-def test_recomputation_is_no_event_under_vmap(make):
+def test_recomputation_under_vmap_logs_nothing(make):
     f = make()
     xs = jnp.array([0.5, 1.5])
     for g in (jax.vmap(jax.grad(f)), jax.grad(lambda xs: jax.vmap(f)(xs).sum())):
@@ -105,7 +105,7 @@ def test_recomputation_is_no_event_under_vmap(make):
         assert logs["x"].tolist() == [0.5, 1.5] and logs["ct"].tolist() == [1, 1]
 
 
-def test_recomputation_is_no_event_in_second_derivatives():
+def test_recomputation_in_second_derivatives_logs_nothing():
     f = recomputing(log_in_bwd=False)
     once = tapped(jax.grad(f), 0.5)
     assert once == [{"x": 0.5}]
@@ -114,7 +114,7 @@ def test_recomputation_is_no_event_in_second_derivatives():
     np.testing.assert_allclose(second, -np.sin(0.5), rtol=1e-6)
 
 
-def test_a_helper_is_one_line_for_each_key_that_it_logs():
+def test_recomputation_through_helper_is_recognized_by_line_and_key():
     @jax.custom_vjp
     def f(x):
         return logged(x, "value") * 2
@@ -124,7 +124,7 @@ def test_a_helper_is_one_line_for_each_key_that_it_logs():
         assert found == [{"value": 3.0}, {"cotangent": 1.0}]
 
 
-def test_of_an_event_with_old_and_new_keys_the_new_ones_are_left():
+def test_recomputation_with_new_keys_logs_only_those():
     def report(**values):
         lox.log(values)
 
@@ -142,7 +142,7 @@ def test_of_an_event_with_old_and_new_keys_the_new_ones_are_left():
         assert found == [{"x": 3.0}, {"ct": 1.0}]
 
 
-def test_what_one_function_has_logged_does_not_silence_another():
+def test_recomputation_of_one_function_does_not_silence_another():
     body = jax.jit(lambda x: logged(x, "x") * 2)
 
     @jax.custom_vjp
@@ -167,7 +167,7 @@ def test_what_one_function_has_logged_does_not_silence_another():
         assert seen == [{"x": 3.0}, {"x": 5.0}, {"x": 7.0}]
 
 
-def test_a_rule_that_calls_its_function_twice_logs_once():
+def test_rule_that_calls_its_function_twice_logs_once():
     @jax.custom_jvp
     def exp(x):
         return jnp.exp(logged(x, "x"))
@@ -182,7 +182,7 @@ def test_a_rule_that_calls_its_function_twice_logs_once():
     assert tapped(lambda x: jax.jvp(exp, (x,), (1.0,)), 0.5) == [{"x": 0.5}]
 
 
-def test_python_control_flow_in_eager_rules_is_left_alone():
+def test_python_control_flow_in_eager_rule_works():
     @jax.custom_vjp
     def f(x):
         return logged(x, "x") * 2
@@ -200,7 +200,7 @@ def test_python_control_flow_in_eager_rules_is_left_alone():
     assert seen == [{"x": 3.0}]
 
 
-def test_a_scan_whose_backward_rule_scans_again():
+def test_scan_in_backward_rule_logs_nothing_again():
     def steps(x):
         return lax.scan(lambda c, i: (logged(c, "c") * i, None), x, jnp.arange(1.0, 4))
 
@@ -238,7 +238,7 @@ def linear(x):
 
 
 @pytest.mark.parametrize("solver", [root, linear])
-def test_derivatives_of_solutions_add_no_events(solver):
+def test_derivative_of_solver_adds_no_events(solver):
     expected = tapped(solver, 1.5)
     by_key = {key: rows(expected, key) for call in expected for key in call}
     for derivative in (
@@ -258,7 +258,7 @@ def test_derivatives_of_solutions_add_no_events(solver):
 
 
 @pytest.mark.parametrize("solver", [root, linear])
-def test_nothing_leaks_from_the_derivatives_of_solutions(solver):
+def test_derivative_of_solver_leaks_no_events(solver):
     plain = lox.spool(solver)(1.5)[1]
     expected = jax.grad(lox.nolog(solver))(1.5)
     with printed() as seen:
@@ -280,7 +280,7 @@ def test_nothing_leaks_from_the_derivatives_of_solutions(solver):
     assert seen == []
 
 
-def test_what_a_tangent_solve_alone_logs_is_an_event_of_the_derivative():
+def test_tangent_solve_logs_its_own_events():
     def f(x):
         return lax.custom_root(
             lambda y: y - x,
@@ -338,7 +338,7 @@ def same_line_in_a_scan():
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("options", [{}, {"reduce": "sum"}])
-def test_grad_of_spool_gives_the_functions_values_where_its_rule_logs_by_its_line(
+def test_grad_of_spool_gives_values_of_function_where_rule_logs_same_line(
     make, options
 ):
     f = make()
@@ -401,7 +401,7 @@ def jvp_rule_calls_function():
     [rule_calls_function, rule_linearizes_function, jvp_rule_calls_function],
     ids=lambda f: f.__name__,
 )
-def test_a_rule_that_computes_its_function_is_not_run_beside_it(make):
+def test_rule_that_calls_its_function_is_not_evaluated_twice(make):
     f = make()
     count = equations(jax.make_jaxpr(jax.grad(lox.nolog(f)))(0.5), "scan")
     spooled = jax.grad(lox.spool(f), has_aux=True)
@@ -421,7 +421,7 @@ rules_log.defvjp(
 
 
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
-def test_tap_inside_grad_takes_the_functions_events_and_warns_of_the_rules(around):
+def test_grad_of_tap_delivers_events_of_function_and_warns_about_rules(around):
     f = around(rules_log)
     calls = []
     with printed() as seen, pytest.warns(lox.LoxWarning, match="'cotangent'.*outside"):
@@ -437,7 +437,7 @@ def test_tap_inside_grad_takes_the_functions_events_and_warns_of_the_rules(aroun
     assert tapped(jax.grad(f), 3.0) == [{"value": 3.0}, {"cotangent": 1.0}]
 
 
-def test_a_rules_events_that_are_not_selected_are_left_for_whoever_is_outside():
+def test_rule_events_that_are_not_selected_reach_outer_transformation():
     inner = functools.partial(lox.tap, callback=lambda logs: None, argnames="value")
     assert tapped(jax.grad(inner(rules_log)), 3.0) == [{"cotangent": 1.0}]
     spooled = lox.spool(rules_log, argnames="value")
@@ -462,7 +462,7 @@ def custom_function_in_bwd(x, ct):
 
 
 @pytest.mark.parametrize("bwd", [loop_in_bwd, custom_function_in_bwd])
-def test_a_backward_rule_may_log_in_loops_and_custom_functions(bwd):
+def test_backward_rule_logs_in_loops_and_custom_functions(bwd):
     f = jax.custom_vjp(lambda x: x * x)
     f.defvjp(lambda x: (x * x, x), bwd)
     expected = [1.0, 2.0] if bwd is loop_in_bwd else [1.0]
@@ -478,7 +478,7 @@ def test_a_backward_rule_may_log_in_loops_and_custom_functions(bwd):
         assert jax.grad(lambda x: lox.spool(f)(x)[0])(3.0) == gradient
 
 
-def test_the_backward_pass_of_odeint_is_recomputation():
+def test_odeint_backward_pass_logs_nothing_again():
     from jax.experimental.ode import odeint
 
     def f(x):
@@ -507,7 +507,7 @@ def with_custom_gradient(x):
     return logged(x, "x") ** 2, pullback
 
 
-def test_custom_gradient_is_reached():
+def test_custom_gradient_logs_in_function_and_rule():
     assert tapped(jax.grad(with_custom_gradient), 3.0) == [{"x": 3.0}, {"ct": 1.0}]
     with printed() as seen:
         assert jax.grad(lox.nolog(with_custom_gradient))(3.0) == 6
@@ -523,7 +523,7 @@ def test_custom_gradient_is_reached():
     assert seen == []
 
 
-def test_rules_given_by_defjvps_are_reached():
+def test_defjvps_rules_log():
     @jax.custom_jvp
     def f(x):
         return x * x
@@ -535,7 +535,7 @@ def test_rules_given_by_defjvps_are_reached():
     assert tapped(jax.grad(f), 3.0) == [{"x": 3.0}]
 
 
-def test_a_function_after_closure_convert_is_reached():
+def test_closure_convert_function_logs():
     def f(x, y):
         converted, consts = jax.closure_convert(lambda v: logged(v, "v") * y, x)
 
@@ -585,11 +585,9 @@ RESIDUALS = {
 
 @pytest.mark.parametrize("name", RESIDUALS)
 @pytest.mark.parametrize(
-    "around", [lambda f: f, jax.jit, lambda f: jax.jit(jax.jit(f))]
+    "around", [lambda f: f, lambda f: jax.jit(jax.jit(f))], ids=["eager", "jit"]
 )
-def test_residuals_that_are_python_values_reach_the_backward_rule_as_they_are(
-    name, around
-):
+def test_python_residuals_reach_backward_rule_unchanged(name, around):
     f = around(with_residual(*RESIDUALS[name]))
     assert jax.grad(f)(1.0) == 2
     gradient, logs = jax.grad(lox.spool(f), has_aux=True)(1.0)
@@ -606,7 +604,7 @@ def test_residuals_that_are_python_values_reach_the_backward_rule_as_they_are(
     assert jax.vmap(jax.grad(lox.nolog(f)))(jnp.ones(2)).tolist() == [2, 2]
 
 
-def test_arguments_that_are_not_differentiated_reach_the_rules_as_they_are():
+def test_nondiff_arguments_reach_rules_unchanged():
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
     def f(mode, n, x):
         return logged(x, "x") * n
@@ -669,7 +667,7 @@ def logging_solve(x):
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("inner", [lambda f: f, jax.jit])
-def test_a_custom_function_may_log_in_a_loop_in_a_checkpoint(custom, inner):
+def test_custom_function_in_loop_in_checkpoint_logs(custom, inner):
     def f(x):
         def body(c):
             return c[0] + 1, inner(custom)(c[1])

@@ -26,7 +26,7 @@ from tests.interpreter.programs_that_log import (
 @pytest.mark.parametrize(
     "policy", [None, jax.checkpoint_policies.dots_saveable], ids=["none", "dots"]
 )
-def test_recomputation_under_checkpoint_is_no_second_event(policy):
+def test_checkpoint_recomputation_logs_nothing(policy):
     @partial(jax.checkpoint, policy=policy)
     def block(x):
         return jnp.sin(logged(x))
@@ -53,7 +53,7 @@ def offloading(*names):
 
 
 @pytest.mark.parametrize("outside", [False, True], ids=["block", "loop"])
-def test_residuals_may_be_offloaded(outside):
+def test_checkpoint_with_offloaded_residuals_logs_once(outside):
     remat = partial(jax.checkpoint, policy=offloading("h"))
 
     def block(c):
@@ -88,7 +88,7 @@ def test_residuals_may_be_offloaded(outside):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
-def test_a_checkpoint_whose_result_is_unused_logs_constants(wrap, capsys):
+def test_checkpoint_with_unused_result_logs_constants(wrap, capsys):
     @jax.checkpoint
     def block(x):
         lox.log({"lr": 0.1})
@@ -110,7 +110,7 @@ def test_a_checkpoint_whose_result_is_unused_logs_constants(wrap, capsys):
     assert capsys.readouterr().out == "{'lr': 0.1}\n"
 
 
-def test_checkpoints_that_log_nothing_have_second_derivatives():
+def test_checkpoint_without_logs_has_second_derivatives():
     def f(x):
         loop = lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=3)
         return logged(x) + loop[0]
@@ -129,7 +129,7 @@ def test_checkpoints_that_log_nothing_have_second_derivatives():
 # --- custom derivatives ------------------------------------------------------
 
 
-def test_custom_jvp_logs_in_the_function_and_in_its_rule():
+def test_custom_jvp_logs_in_function_and_rule():
     assert spooled(custom_jvp, 1.0) == {"primal": 1.0}
     grad, logs = lox.spool(jax.grad(custom_jvp))(1.0)
     assert grad == 5 and logs == {"rule": 1.0, "primal": 1.0}
@@ -139,7 +139,7 @@ def test_custom_jvp_logs_in_the_function_and_in_its_rule():
     ]
 
 
-def test_grad_of_spool_gives_the_functions_own_logs_and_prints_nothing():
+def test_grad_of_spool_gives_logs_of_function_and_prints_nothing():
     printed = []
     lox.set_default(printed.append)
     with pytest.warns(lox.LoxWarning, match="'rule'.*derivative rule alone"):
@@ -166,7 +166,7 @@ hidden.defvjp(
 )
 
 
-def test_custom_vjp_logs_in_the_function_or_in_its_two_rules():
+def test_custom_vjp_logs_in_function_or_in_both_rules():
     assert spooled(custom_vjp, 1.0) == {"primal": 1.0}
     for f in (custom_vjp, hidden):
         grad, logs = lox.spool(jax.grad(f))(3.0)
@@ -177,7 +177,7 @@ def test_custom_vjp_logs_in_the_function_or_in_its_two_rules():
         ]
 
 
-def test_custom_vjp_in_a_scan_logs_its_backward_rule_in_reverse():
+def test_custom_vjp_in_scan_logs_backward_rule_in_reverse():
     def f(x):
         return lax.scan(lambda c, i: (custom_vjp(c) * i, None), x, jnp.arange(1.0, 4))[
             0
@@ -190,7 +190,7 @@ def test_custom_vjp_in_a_scan_logs_its_backward_rule_in_reverse():
     assert grad == jax.grad(lox.nolog(f))(1.0)
 
 
-def test_custom_linear_solve_logs_what_its_solver_logs():
+def test_custom_linear_solve_logs_events_of_its_solver():
     def f(b):
         def solve(matvec, b):
             return logged(b, "b") / logged(matvec(jnp.ones_like(b)), "a")
@@ -209,7 +209,7 @@ def test_custom_linear_solve_logs_what_its_solver_logs():
     ] == [["b"], ["x"], ["a"]]
 
 
-def test_custom_root_logs_what_its_solver_logs():
+def test_custom_root_logs_events_of_its_solver():
     def f(a):
         def solve(g, x):
             return x - logged(g(x), "residual") / 2.0
@@ -224,7 +224,7 @@ def test_custom_root_logs_what_its_solver_logs():
     assert jax.grad(lox.nolog(f))(4.0) == 0.5
 
 
-def test_custom_vmap_logs_unless_its_own_rule_replaces_it():
+def test_custom_vmap_logs_unless_its_rule_replaces_the_function():
     from jax.custom_batching import custom_vmap
 
     @custom_vmap
@@ -267,7 +267,7 @@ def test_custom_vmap_logs_unless_its_own_rule_replaces_it():
         "grad value_grad jacfwd jacrev grad_grad hessian jit remat jvp linearize vjp"
     ),
 )
-def test_a_derivative_logs_what_the_function_logs_constants_included(derivative):
+def test_derivative_logs_events_of_function_including_constants(derivative):
     plain = spooled(model, 0.5)
     assert plain["lr"].shape == (4,)
     for logs in (
@@ -282,7 +282,7 @@ def test_a_derivative_logs_what_the_function_logs_constants_included(derivative)
     assert jax.tree.leaves(lox.spool(derivative(model))(0.5)[0]) == result
 
 
-def test_a_constant_logged_in_a_jitted_call_in_a_nested_scan_is_not_hoisted():
+def test_constant_logged_in_jit_in_nested_scan_is_not_hoisted():
     log_lr = jax.jit(lambda lr: lox.log({"lr": lr})["lr"])
 
     def f(w):
@@ -300,7 +300,7 @@ def test_a_constant_logged_in_a_jitted_call_in_a_nested_scan_is_not_hoisted():
     assert len(tapped(jax.grad(f), 2.0)) == 6
 
 
-def test_a_differentiated_scan_with_nothing_that_changes_logs_every_iteration():
+def test_differentiated_scan_with_constant_body_logs_every_iteration():
     def f(w):
         def body(_, __):
             lox.log({"lr": 0.5})
@@ -316,7 +316,9 @@ def test_a_differentiated_scan_with_nothing_that_changes_logs_every_iteration():
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 3])
-def test_a_differentiated_scan_may_leave_its_carry_unchanged(around, reverse, length):
+def test_differentiated_scan_with_unchanged_carry_logs_every_iteration(
+    around, reverse, length
+):
     def f(x):
         def body(c, _):
             lox.log({"c": c})

@@ -32,7 +32,7 @@ def constant_loop(x, length=3):
     return lax.scan(body, x, jnp.arange(1.0 * length))[0]
 
 
-def test_a_loop_called_by_a_derivative_rule_is_not_hoisted():
+def test_loop_in_derivative_rule_is_not_hoisted():
     f = jax.custom_jvp(constant_loop)
     f.defjvp(lambda p, t: (constant_loop(*p), t[0]))
     assert count(jax.grad(f)) == 3
@@ -40,14 +40,14 @@ def test_a_loop_called_by_a_derivative_rule_is_not_hoisted():
 
 
 @pytest.mark.parametrize("length", [0, 3])
-def test_an_undifferentiated_loop_in_a_checkpoint_is_not_hoisted(length):
+def test_undifferentiated_loop_in_checkpoint_is_not_hoisted(length):
     f = jax.checkpoint(lambda x: x * constant_loop(lax.stop_gradient(x), length))
     assert count(jax.grad(f)) == length
     assert count(jax.grad(jax.jit(f))) == length
 
 
 @pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit, lambda f: f])
-def test_a_loop_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
+def test_loop_on_constants_in_differentiated_loop_logs_every_iteration(wrap):
     def inner(x):
         def body(c, t):
             lox.log({"c": c})
@@ -66,7 +66,7 @@ def test_a_loop_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
 
 
 @pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit, lambda f: f])
-def test_a_branch_on_invariant_inputs_in_a_differentiated_loop_is_not_lost(wrap):
+def test_cond_on_constants_in_differentiated_loop_logs_every_iteration(wrap):
     def f(x, flag=True):
         def branch():
             lox.log({"flag": 1.0})
@@ -95,7 +95,7 @@ def loop(x):
     return lax.while_loop(lambda c: c[1] < 3, body, (x, 0))[0]
 
 
-def test_a_while_loop_that_is_recomputed_or_linearized_logs_once():
+def test_while_loop_that_is_recomputed_or_linearized_logs_once():
     f = jax.checkpoint(lambda x: x * loop(lax.stop_gradient(x)))
     assert len(tapped(jax.grad(f), 0.7)) == 3
     assert len(tapped(jax.grad(jax.jit(f)), 0.7)) == 3
@@ -106,7 +106,7 @@ def test_a_while_loop_that_is_recomputed_or_linearized_logs_once():
     assert (y, f_lin(1.0)) == (0.125, 0.125)
 
 
-def test_a_while_loop_in_a_differentiated_scan():
+def test_while_loop_in_differentiated_scan_logs_once():
     def f(x):
         def body(c, _):
             return c * loop(lax.stop_gradient(c)), None
@@ -119,7 +119,7 @@ def test_a_while_loop_in_a_differentiated_scan():
     assert len(calls) == 6 and calls == tapped(f, 0.7)
 
 
-def test_a_loop_in_a_while_loop_that_is_recomputed_logs_once():
+def test_loop_in_recomputed_while_loop_logs_once():
     def w(x):
         def inner(i, y):
             lox.log({"a": y})
@@ -142,7 +142,7 @@ def until(v):
     return lax.while_loop(lambda k: k < v, body, 0.0)
 
 
-def test_a_loop_with_lanes_of_its_own_inside_others():
+def test_vmapped_loop_in_vmapped_loop_logs_per_lane():
     def f(x):
         def body(c, _):
             return jnp.sin(c) + 0 * jax.vmap(until)(lax.stop_gradient(c)), None
@@ -161,7 +161,7 @@ def test_a_loop_with_lanes_of_its_own_inside_others():
     assert len(tapped(jax.vmap(h), jnp.ones((2, 2)))) == 2 * alone
 
 
-def test_a_branch_that_two_conditionals_share():
+def test_conds_that_share_a_branch_log_their_own_keys():
     def branch(key):
         def fun(x):
             lox.log({key: x})
@@ -178,7 +178,7 @@ def test_a_branch_that_two_conditionals_share():
     assert lox.spool(f)(1.0)[1] == {"g": 1.0, "h": 2.0}
 
 
-def test_forward_mode_of_a_scan_without_inputs():
+def test_jvp_of_scan_without_inputs_logs_every_iteration():
     def f(w):
         def body(_, __):
             lox.log({"lr": 0.5})
@@ -192,7 +192,7 @@ def test_forward_mode_of_a_scan_without_inputs():
 # --- lanes -------------------------------------------------------------------
 
 
-def test_a_predicate_that_only_the_axis_index_makes_differ():
+def test_cond_on_axis_index_logs_per_lane():
     def f(x):
         def body(i):
             lox.log({"i": i})
@@ -210,7 +210,7 @@ def test_a_predicate_that_only_the_axis_index_makes_differ():
         assert sorted(int(c["i"]) for c in calls) == [0, 0, 0, 1, 2, 2]
 
 
-def test_lanes_of_unrelated_vmaps_are_not_joined():
+def test_lanes_of_separate_vmaps_are_not_joined():
     def f(x):
         lox.log({"x": x})
         return x
@@ -254,7 +254,7 @@ hidden.defvjp(_fwd, _bwd)
     ],
     ids=["jit", "checkpoint", "scan", "cond", "nested"],
 )
-def test_rules_deep_inside_are_reached(wrap, capsys):
+def test_derivative_rule_in_nested_calls_logs(wrap, capsys):
     f = wrap(hidden)
     assert jax.grad(lox.nolog(f))(1.0) == 3
     with pytest.warns(lox.LoxWarning, match="'(fwd|bwd)'.*derivative rule"):
@@ -269,7 +269,7 @@ def test_rules_deep_inside_are_reached(wrap, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_functions_of_jax_with_rules_stay_as_they_are():
+def test_jax_functions_with_derivative_rules_are_unchanged():
     def jaxprs(jaxpr):
         for eqn in jaxpr.eqns:
             if "jaxpr" in eqn.params:
@@ -282,7 +282,7 @@ def test_functions_of_jax_with_rules_stay_as_they_are():
     assert any(jaxpr is before.params["jaxpr"] for jaxpr in after)
 
 
-def test_a_logged_tangent_that_reverse_mode_never_computes_is_reported():
+def test_logged_tangent_that_reverse_mode_never_computes_is_reported():
     @jax.custom_jvp
     def f(x):
         return x * x
@@ -298,7 +298,7 @@ def test_a_logged_tangent_that_reverse_mode_never_computes_is_reported():
         assert lox.spool(jax.grad(f))(3.0) == (6.0, {})
 
 
-def test_a_rule_that_logs_the_same_keys_with_other_steps():
+def test_derivative_rule_that_logs_same_keys_with_other_steps_is_an_event():
     @jax.custom_vjp
     def f(x):
         lox.log({"k": x}, step=3)
@@ -313,7 +313,7 @@ def test_a_rule_that_logs_the_same_keys_with_other_steps():
     assert logs == {"k": 1.0} and logs.step["k"] == 3
 
 
-def test_custom_vmap_in_a_branch_that_logs():
+def test_custom_vmap_in_branch_logs():
     double = jax.custom_batching.custom_vmap(lambda x: x * 2)
     double.def_vmap(lambda n, b, x: (x * 2, b[0]))
 
@@ -372,7 +372,7 @@ def logging(r, scale=2):
     return r * scale
 
 
-def test_explicit_mesh_vmapped_cond(explicit_mesh):
+def test_vmapped_cond_logs_under_explicit_mesh(explicit_mesh):
     def f(r):
         return lax.cond(r.sum() > 10, logging, lambda r: r, r)
 
@@ -382,7 +382,7 @@ def test_explicit_mesh_vmapped_cond(explicit_mesh):
     jax.jit(jax.vmap(f))(explicit_mesh)
 
 
-def test_explicit_mesh_differentiated_scan(explicit_mesh):
+def test_differentiated_scan_logs_under_explicit_mesh(explicit_mesh):
     def f(x):
         def body(c, _):
             lox.log({"k": 0.5})
@@ -395,7 +395,7 @@ def test_explicit_mesh_differentiated_scan(explicit_mesh):
     assert grad.sharding == jax.jit(jax.grad(lox.nolog(f)))(explicit_mesh).sharding
 
 
-def test_explicit_mesh_branches_that_differ(explicit_mesh):
+def test_cond_with_different_branches_logs_under_explicit_mesh(explicit_mesh):
     def twice(x):
         lox.log({"r": x})
         return logging(x)
@@ -410,7 +410,7 @@ def test_explicit_mesh_branches_that_differ(explicit_mesh):
     assert logs["r"].shape == (2, 8, 2)
 
 
-def test_a_branch_in_a_shard_map_that_only_one_device_takes():
+def test_cond_in_shard_map_logs_only_on_devices_that_take_the_branch():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
 
     def f(x):

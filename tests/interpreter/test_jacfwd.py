@@ -48,7 +48,7 @@ PROGRAMS = [loss, loops, lanes_inside, with_rule]
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
-def test_jacfwd_logs_what_the_function_logs(f, around):
+def test_jacfwd_logs_events_of_function(f, around):
     x = jnp.array([1.0, 2.0, 3.0])
     g = around(f)
     along = functools.partial(jax.jvp, g, (x,))
@@ -66,7 +66,7 @@ def test_jacfwd_logs_what_the_function_logs(f, around):
     np.testing.assert_allclose(jax.jacfwd(g)(x), jax.jacfwd(lox.nolog(f))(x), rtol=1e-6)
 
 
-def test_hessian_and_nested_jacobians_log_what_the_function_logs():
+def test_hessian_and_nested_jacobians_log_events_of_function():
     x = jnp.arange(3.0)
     for derivative in (
         jax.hessian(loss),
@@ -81,7 +81,7 @@ def test_hessian_and_nested_jacobians_log_what_the_function_logs():
         np.testing.assert_allclose(derivative(x), 2 * np.eye(3))
 
 
-def test_lanes_around_and_inside_of_jacfwd_stay():
+def test_jacfwd_keeps_lanes_around_and_inside():
     xs = jnp.array([[1.0, 2.0], [3.0, 4.0]])
     assert rows(tapped(jax.vmap(jax.jacfwd(loss)), xs), "loss") == [5, 25]
     assert lox.spool(jax.vmap(jax.jacfwd(loss)))(xs)[1]["loss"].tolist() == [5, 25]
@@ -89,14 +89,14 @@ def test_lanes_around_and_inside_of_jacfwd_stay():
     assert rows(tapped(jax.jacfwd(lanes_inside), xs[0]), "lane") == [1, 2]
 
 
-def test_a_vmapped_jvp_of_the_user_keeps_its_lanes():
+def test_vmap_of_jvp_keeps_lanes():
     def pushed(t):
         return jax.jvp(loss, (jnp.ones(2),), (t,))[1]
 
     assert rows(tapped(jax.vmap(pushed), jnp.eye(2)), "loss") == [2, 2]
 
 
-def test_transformations_inside_jacfwd_act_once():
+def test_jacfwd_of_transformed_function_transforms_once():
     x = jnp.arange(3.0)
     calls = []
     jax.jacfwd(lox.tap(loss, calls.append))(x)
@@ -109,7 +109,7 @@ def test_transformations_inside_jacfwd_act_once():
     assert seen == []
 
 
-def test_a_tangent_that_a_rule_logs_is_logged_for_each_direction_of_jacfwd():
+def test_jacfwd_logs_tangents_of_rule_per_direction():
     @jax.custom_jvp
     def f(x):
         return x.sum()
@@ -119,7 +119,7 @@ def test_a_tangent_that_a_rule_logs_is_logged_for_each_direction_of_jacfwd():
     assert found == [[1, 0], [0, 1]]
 
 
-def test_jacfwd_says_so_where_it_cannot_be_told_from_vmap(monkeypatch):
+def test_jacfwd_raises_where_its_patch_is_missing(monkeypatch):
     from lox._jax import early_patches, patches
 
     def unmarked(x):

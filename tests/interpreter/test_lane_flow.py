@@ -118,7 +118,7 @@ N = jnp.int32(2)
         (lambda x: (lax.iota(float, 4), 1.0, x), (X,)),
     ],
 )
-def test_the_lanes_of_plain_operations_are_known(fun, args):
+def test_lane_flow_of_plain_operations_is_exact(fun, args):
     assert_known(fun, *args)
 
 
@@ -138,11 +138,11 @@ def with_vjp(f):
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, with_jvp, with_vjp, jax.checkpoint])
-def test_each_result_of_a_call_has_the_lanes_of_what_it_is_made_of(wrap):
+def test_lane_flow_of_call_is_exact_per_result(wrap):
     assert_known(wrap(lambda x, y: (jnp.sin(x), y * 2, x + y, jnp.ones(2))), X, Y)
 
 
-def test_a_counter_in_an_inner_jit_has_no_lanes():
+def test_lane_flow_of_counter_in_inner_jit_has_no_lanes():
     step = jax.jit(lambda i, x, y: (i + 1, x * 2 + y, y))
 
     def loop(i, x, y):
@@ -152,7 +152,7 @@ def test_a_counter_in_an_inner_jit_has_no_lanes():
     assert both_answers(loop, (N, X, Y), (False, False, True))[0] == [False, True, True]
 
 
-def test_a_predicate_with_lanes_gives_lanes_to_every_carry():
+def test_lane_flow_of_while_predicate_reaches_every_carry():
     def loop(i, x, y):
         return lax.while_loop(
             lambda c: jnp.sum(c[1]) < 5,
@@ -166,7 +166,7 @@ def test_a_predicate_with_lanes_gives_lanes_to_every_carry():
     assert ours == [False, False, True]
 
 
-def test_the_lanes_of_nested_loops_are_known():
+def test_lane_flow_of_nested_loops_is_exact():
     def inner(i, x):
         return lax.while_loop(
             lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (i, x)
@@ -186,7 +186,7 @@ def test_the_lanes_of_nested_loops_are_known():
     assert_known(loop, N, N, X, Y)
 
 
-def test_lanes_pass_from_carry_to_carry():
+def test_lane_flow_passes_from_carry_to_carry():
     def loop(a, b, c, x):
         def body(carry, x):
             a, b, c = carry
@@ -206,11 +206,11 @@ def test_lanes_pass_from_carry_to_carry():
     assert_known(one_way, X[0], X[1], X[2], X)
 
 
-def test_a_scan_without_a_carry_is_known():
+def test_lane_flow_of_scan_without_carry_is_exact():
     assert_known(lambda x, y: lax.scan(lambda _, t: (None, (t, y)), None, x)[1], X, Y)
 
 
-def test_an_index_with_lanes_gives_lanes_to_every_result():
+def test_lane_flow_of_switch_index_reaches_every_result():
     def branches(i, x, y):
         return lax.switch(
             i,
@@ -229,7 +229,7 @@ def test_an_index_with_lanes_gives_lanes_to_every_result():
     assert ours == [True, True, False]
 
 
-def test_branches_of_platforms_are_never_told_wrongly():
+def test_lane_flow_of_platform_dependent_is_never_wrong():
     def branches(x, y):
         return lax.platform_dependent(x, y, cpu=lambda x, y: x, default=lambda x, y: y)
 
@@ -304,7 +304,7 @@ batching.defvectorized(vectorized_p)
     "foreign", [drops_p, drops_by_axis_p, adds_p, old_table_p, disguised_p]
 )
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, with_vjp])
-def test_primitives_of_others_are_never_told_wrongly(foreign, wrap):
+def test_lane_flow_of_unknown_primitive_is_never_wrong(foreign, wrap):
     f = wrap(lambda x, y: (foreign.bind(x), foreign.bind(x) + y, y))
     for batched in all_flags(2):
         ours, of_jax = both_answers(f, (X, Y), batched)
@@ -322,11 +322,11 @@ def test_primitives_of_others_are_never_told_wrongly(foreign, wrap):
         both_answers(loop, (X, Y), batched)
 
 
-def test_a_primitive_that_is_batched_by_a_plain_rule_is_known():
+def test_lane_flow_of_primitive_with_plain_batching_rule_is_exact():
     assert_known(lambda x, y: (vectorized_p.bind(x), y), X, Y)
 
 
-def test_a_primitive_that_refuses_lanes_is_known_not_to_have_any():
+def test_lane_flow_of_primitive_that_refuses_lanes_has_none():
     def loop(x, i):
         def body(c):
             return c[0] * 2, refuses_p.bind(c[1]) + 1
@@ -356,12 +356,12 @@ def test_a_primitive_that_refuses_lanes_is_known_not_to_have_any():
         ),
     ],
 )
-def test_collectives_are_never_told_wrongly(fun):
+def test_lane_flow_of_collectives_is_never_wrong(fun):
     for batched in all_flags(2):
         both_answers(fun, (X, Y[0]), batched)
 
 
-def test_a_batching_rule_of_the_user_is_never_told_wrongly():
+def test_lane_flow_of_custom_vmap_is_never_wrong():
     @jax.custom_batching.custom_vmap
     def f(x, y):
         return x, y
@@ -376,13 +376,13 @@ def test_a_batching_rule_of_the_user_is_never_told_wrongly():
         both_answers(lambda x, y: (*f(x, y), x), (X, Y), batched)
 
 
-def test_values_that_pass_a_barrier_are_never_told_wrongly():
+def test_lane_flow_of_optimization_barrier_is_never_wrong():
     for batched in all_flags(2):
         both_answers(lambda x, y: lax.optimization_barrier((x, y)), (X, Y), batched)
 
 
 @pytest.mark.skipif(not hasattr(lax, "empty"), reason="there is no `lax.empty`")
-def test_a_value_with_lanes_of_its_own_is_never_told_wrongly():
+def test_lane_flow_of_inner_vmap_is_never_wrong():
     both_answers(lambda x: (lax.empty((2,), float), x), (X,), (True,))
     both_answers(lambda x: (lax.empty((2,), float), x), (X,), (False,))
 
@@ -425,7 +425,7 @@ def random_program(rng, depth=0):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs_are_never_told_wrongly(seed):
+def test_lane_flow_of_random_programs_is_never_wrong(seed):
     rng = np.random.default_rng(seed)
     known = 0
     for _ in range(3):
@@ -453,7 +453,7 @@ def counting(name):
     return new, times
 
 
-def test_the_body_of_a_scan_that_logs_is_batched_once():
+def test_scan_body_that_logs_is_batched_once():
     count_p, times = counting("count_in_scan")
 
     def f(x):
@@ -471,7 +471,7 @@ def test_the_body_of_a_scan_that_logs_is_batched_once():
     assert a.tolist() == [1 + 2, 1 + 3]
 
 
-def test_the_body_of_a_loop_with_a_predicate_per_lane_is_batched_once():
+def test_while_body_with_predicate_per_lane_is_batched_once():
     count_p, times = counting("count_in_while")
 
     def f(n):
@@ -510,7 +510,7 @@ def test_nested_loops_that_log_are_batched_once():
     assert lanes == [[0, 0, 0], [0, 0, 1, 1, 2]]
 
 
-def test_the_loops_of_a_spooled_function_are_batched_once():
+def test_loops_of_spooled_function_are_batched_once():
     count_p, times = counting("count_in_spooled")
 
     def f(n):
@@ -533,7 +533,7 @@ def test_the_loops_of_a_spooled_function_are_batched_once():
 
 
 @pytest.mark.parametrize("transform", ["spool of vmap", "vmap of spool", "tap"])
-def test_a_counter_that_refuses_lanes_may_be_carried_by_a_loop_that_logs(transform):
+def test_loop_that_logs_can_carry_counter_that_refuses_lanes(transform):
     def f(x):
         def step(carry, _):
             i, x = carry
@@ -562,7 +562,7 @@ def test_a_counter_that_refuses_lanes_may_be_carried_by_a_loop_that_logs(transfo
     assert out.tolist() == [6, 14]
 
 
-def test_the_lanes_of_a_loop_are_told_by_its_parameters():
+def test_loop_parameters_say_which_carries_have_lanes():
     def loops(x, n):
         (i, x), _ = lax.scan(
             lambda c, _: ((c[0] + 1, c[1] * x), c[0]), (0, 1.0), None, 2

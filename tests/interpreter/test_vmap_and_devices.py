@@ -21,7 +21,7 @@ from tests.interpreter.programs_that_log import (
 # --- vmap --------------------------------------------------------------------
 
 
-def test_lanes_come_after_time_inside_and_before_it_outside():
+def test_vmap_inside_puts_lanes_after_time_and_outside_before():
     def f(x):
         lax.scan(lambda c, i: (logged(x + i), None), x, jnp.arange(3))
         return x
@@ -34,7 +34,7 @@ def test_lanes_come_after_time_inside_and_before_it_outside():
     assert nested["x"].shape == (3, 2, 3)
 
 
-def test_in_axes_out_axes_and_unmapped_values():
+def test_vmap_supports_in_axes_out_axes_and_unmapped_values():
     def f(x, y):
         lox.log({"x": x, "y": y, "one": 1.0})
         return x
@@ -47,7 +47,7 @@ def test_in_axes_out_axes_and_unmapped_values():
     assert logs["y"].tolist() == [5, 5, 5] and logs["one"].tolist() == [1, 1, 1]
 
 
-def test_a_function_of_constants_logs_in_every_lane():
+def test_vmap_logs_constants_in_every_lane():
     def f(x):
         lox.log({"one": 1})
         return x
@@ -55,7 +55,7 @@ def test_a_function_of_constants_logs_in_every_lane():
     assert len(tapped(jax.vmap(f), jnp.zeros(3))) == 3
 
 
-def test_named_axes_and_spmd_axes():
+def test_vmap_supports_named_axes_and_spmd_axes():
     def f(x):
         return logged(lax.psum(x, "i"))
 
@@ -66,7 +66,7 @@ def test_named_axes_and_spmd_axes():
         assert spooled(g, jnp.arange(8.0))["x"].tolist() == list(range(8))
 
 
-def test_lanes_that_take_different_branches_log_their_own():
+def test_vmapped_cond_logs_per_lane_the_branch_taken():
     xs = jnp.array([1.0, -1.0, 2.0])
     alone = [spooled(branchy, x) for x in xs]
     assert spooled(jax.vmap(branchy), xs).lanes() == alone
@@ -77,7 +77,7 @@ def test_lanes_that_take_different_branches_log_their_own():
         assert rows(calls, "loop") == [1, 2, 2, 3]
 
 
-def test_lanes_that_leave_a_while_loop_at_different_times_stop_logging():
+def test_vmapped_while_loop_logs_per_lane_until_it_ends():
     def f(n):
         def cond(i):
             lox.log({"cond": i}, n=n)
@@ -103,7 +103,7 @@ def test_lanes_that_leave_a_while_loop_at_different_times_stop_logging():
     assert jax.vmap(lox.nolog(f))(ns).tolist() == [0, 3, 1]
 
 
-def test_printing_under_a_vmapped_cond_shows_only_what_happened():
+def test_vmapped_cond_prints_only_taken_branches():
     seen = []
     lox.set_default(lambda logs: seen.append(dict(logs)))
     jax.vmap(branchy)(jnp.array([-1.0, 2.0]))
@@ -111,7 +111,7 @@ def test_printing_under_a_vmapped_cond_shows_only_what_happened():
     assert seen == [{"neg": -1.0}, {"pos": 2.0}, {"loop": 2.0}, {"loop": 3.0}]
 
 
-def test_a_backward_rule_under_a_vmapped_cond_logs_only_where_it_ran():
+def test_vmapped_cond_logs_backward_rule_only_where_it_ran():
     def f(x):
         return lax.cond(x > 0, custom_vjp, lambda x: x * 3, x)
 
@@ -134,7 +134,7 @@ def mesh_of(*names, kind=jax.sharding.AxisType.Auto):
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
 
 
-def test_shard_map_adds_a_device_axis():
+def test_shard_map_adds_device_axis():
     mesh = mesh_of("i")
 
     def f(x):
@@ -153,7 +153,7 @@ def test_shard_map_adds_a_device_axis():
     assert sorted(rows(tapped(g, x), "x")) == sorted([0.0] * 8 + sums)
 
 
-def test_shard_map_over_two_axes_and_over_one_of_two():
+def test_shard_map_over_one_or_both_of_two_axes():
     mesh = mesh_of("i", "j")
     x = jnp.arange(8.0).reshape(4, 2)
 
@@ -170,7 +170,7 @@ def test_shard_map_over_two_axes_and_over_one_of_two():
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_sharded_values_are_spooled_with_their_sharding(kind):
+def test_spool_keeps_sharding_of_values(kind):
     mesh = mesh_of("i", kind=getattr(jax.sharding.AxisType, kind))
     with jax.set_mesh(mesh):
         split = jax.sharding.NamedSharding(mesh, P("i"))
@@ -189,7 +189,7 @@ def test_sharded_values_are_spooled_with_their_sharding(kind):
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_callbacks_work_where_a_program_is_split_over_devices(kind):
+def test_tap_works_in_program_partitioned_over_devices(kind):
     mesh = mesh_of("i", kind=getattr(jax.sharding.AxisType, kind))
     with jax.set_mesh(mesh):
         x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, P("i")))

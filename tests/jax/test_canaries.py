@@ -99,7 +99,7 @@ OF_MODULES = by_path(module_names())
 
 
 @pytest.mark.parametrize("path", PRIVATE)
-def test_jax_has_a_private_name(path):
+def test_private_name_exists_in_jax(path):
     use = PRIVATE[path]
     assert found(f"jax._src.{path}") == exists_in_this_version(path), (
         f"JAX {jax.__version__}: `jax._src.{path}` has come or gone. "
@@ -108,19 +108,19 @@ def test_jax_has_a_private_name(path):
 
 
 @pytest.mark.parametrize("path", OF_MODULES)
-def test_jax_has_a_name_in_an_internal_module(path):
+def test_internal_module_name_exists_in_jax(path):
     assert found(path) == exists_in_this_version(path), (
         f"JAX {jax.__version__}: `{path}` has come or gone. "
         f"`_jax/{OF_MODULES[path].place}` uses it."
     )
 
 
-def test_every_private_name_has_a_reason():
+def test_private_names_have_reasons():
     assert len(PRIVATE) > 20
     assert not [use for use in PRIVATE.values() if len(use.reason) < 15]
 
 
-def test_no_private_name_is_asked_for_in_a_way_that_canaries_miss():
+def test_private_names_are_all_found_by_canaries():
     for file in SOURCE.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             asks = isinstance(node, ast.Call) and ast.unparse(node.func) in (
@@ -148,21 +148,21 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize("path", ATTRIBUTES)
-def test_private_classes_of_jax_have_the_attributes_that_are_used(path):
+def test_private_classes_have_the_attributes_that_are_used(path):
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(f"jax._src.{module}"), name)
     gone = [x for x in ATTRIBUTES[path].split() if not hasattr(kind, x)]
     assert not gone, f"JAX {jax.__version__}: `jax._src.{path}` has no {gone}"
 
 
-def test_runtime_tokens_are_kept_by_effect_and_by_device():
+def test_runtime_tokens_are_stored_by_effect_and_device():
     from jax._src import dispatch
 
     assert isinstance(dispatch.runtime_tokens.current_tokens, dict)
     assert isinstance(dispatch.runtime_tokens.output_runtime_tokens, dict)
 
 
-def test_lowering_rules_are_kept_with_whether_they_are_inlined():
+def test_lowering_rules_are_stored_with_inline_flag():
     from jax._src.interpreters import mlir
 
     for primitive in (jax.extend.core.primitives.jit_p, jax.lax.while_p):
@@ -170,7 +170,7 @@ def test_lowering_rules_are_kept_with_whether_they_are_inlined():
         assert callable(entry.rule) and isinstance(entry.inline, bool)
 
 
-def test_partial_evaluation_keeps_the_handles_of_effects():
+def test_partial_evaluation_keeps_effect_handles():
     from jax._src.interpreters import partial_eval
 
     assert "effect_handles" in inspect.getsource(partial_eval.JaxprTrace)
@@ -329,7 +329,7 @@ def test_patched_programs_log_every_event_once():
     assert run_programs("patched") == EXPECTED
 
 
-def test_jax_still_needs_each_of_the_patches():
+def test_patches_are_all_still_needed():
     counts = run_programs("unpatched")
     mended = [
         name

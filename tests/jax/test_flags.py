@@ -160,7 +160,7 @@ def forward_rule_runs_in_the_backward_pass():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_events_of_derivatives_are_those_without_the_flags(flags, name):
+def test_flags_do_not_change_events_of_derivatives(flags, name):
     make, x, expected = PROGRAMS[name]
     if name == "scan of checkpoint" and forward_rule_runs_in_the_backward_pass():
         expected = {**expected, "fwd": expected["fwd"][::-1]}
@@ -180,9 +180,7 @@ def test_events_of_derivatives_are_those_without_the_flags(flags, name):
     [lambda f: f, jax.jit, jax.checkpoint, twice, where_positive],
     ids=["plain", "jit", "checkpoint", "scan", "cond"],
 )
-def test_a_transformation_inside_a_derivative_gives_the_functions_own_events(
-    flags, wrap, capsys
-):
+def test_flags_do_not_change_events_of_grad_of_transformation(flags, wrap, capsys):
     f = wrap(with_rules())
     gradient = jax.grad(lox.nolog(f))(ONE)
     expected = lox.spool(f)(ONE)[1]
@@ -200,7 +198,7 @@ def test_a_transformation_inside_a_derivative_gives_the_functions_own_events(
     assert capsys.readouterr().out == ""
 
 
-def test_lanes_of_a_checkpoint_log_wherever_jax_itself_can_differentiate_them(flags):
+def test_flags_keep_lanes_of_vmapped_checkpoint(flags):
     silent = jax.custom_vjp(jnp.sin)
     silent.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
     logging = jax.grad(sum_over_lanes(jax.checkpoint(with_rules())))
@@ -215,7 +213,7 @@ def test_lanes_of_a_checkpoint_log_wherever_jax_itself_can_differentiate_them(fl
     assert by_key(tapped(logging, MANY)) == {**expected, "residual": [1, -1, 2]}
 
 
-def test_what_a_custom_vjp_function_closes_over_is_never_varied_silently(flags):
+def test_flags_refuse_custom_vjp_that_closes_over_tracer(flags):
     def loss(w, log):
         @jax.custom_vjp
         def f(x):
@@ -233,7 +231,7 @@ def test_what_a_custom_vjp_function_closes_over_is_never_varied_silently(flags):
             jax.grad(refused)(3.0)
 
 
-def test_a_custom_vjp_function_that_closes_over_an_array_logs_once(flags):
+def test_flags_let_custom_vjp_with_closed_over_array_log_once(flags):
     weights = jnp.arange(3.0)
 
     @jax.custom_vjp
@@ -244,7 +242,7 @@ def test_a_custom_vjp_function_that_closes_over_an_array_logs_once(flags):
     assert by_key(tapped(jax.grad(twice(f)), 1.0)) == {"x": [1, 3], "ct": [1, 3]}
 
 
-def test_jaxs_own_logs_of_a_backward_rule_come_beside_the_events(flags):
+def test_defvjp_with_logs_of_jax_works_beside_events(flags):
     if not hasattr(jax.custom_vjp, "defvjp_with_logs"):
         pytest.skip(f"JAX {jax.__version__} has no `defvjp_with_logs`")
 
@@ -266,7 +264,7 @@ def test_jaxs_own_logs_of_a_backward_rule_come_beside_the_events(flags):
     assert logs["x"].tolist() == [1, 2] and logs["ct"].tolist() == [1, 2]
 
 
-def test_functions_with_optimize_remat_log_once_or_say_that_they_cannot(flags):
+def test_optimize_remat_logs_once_or_raises(flags):
     @jax.custom_vjp
     def f(x):
         return jnp.sin(logged(x, "x"))
@@ -283,7 +281,7 @@ def test_functions_with_optimize_remat_log_once_or_say_that_they_cannot(flags):
             assert tapped(jax.grad(g), 1.0) == [{"x": 1.0}, {"fwd": 2.0}, {"ct": 1.0}]
 
 
-def test_functions_with_generic_batching_log_once(flags):
+def test_generic_batching_logs_once(flags):
     try:
         f = with_rules(generic_batching=True)
     except TypeError:
@@ -295,7 +293,7 @@ def test_functions_with_generic_batching_log_once(flags):
 
 
 @pytest.mark.parametrize("around", [lambda f: f, twice], ids=["plain", "scan"])
-def test_what_a_rematerialization_rule_computes_again_is_no_event(flags, around):
+def test_defremat_recomputation_logs_nothing(flags, around):
     if not hasattr(jax.custom_vjp, "defremat"):
         pytest.skip(f"JAX {jax.__version__} has no `defremat`")
 

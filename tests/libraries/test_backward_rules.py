@@ -54,7 +54,7 @@ def assert_derivatives_log_what_the_function_logs(f, x, capacity=50):
     ],
     ids=lambda options: options["kind"],
 )
-def test_equinox_loops_log_their_steps_once_when_differentiated(options):
+def test_equinox_loops_log_once_when_differentiated(options):
     eqxi = pytest.importorskip("equinox.internal")
 
     def f(x):
@@ -64,7 +64,7 @@ def test_equinox_loops_log_their_steps_once_when_differentiated(options):
     assert_derivatives_log_what_the_function_logs(f, 20.0)
 
 
-def test_filter_custom_vjp_gets_its_flags_as_they_are():
+def test_filter_custom_vjp_gets_its_flags_unchanged():
     eqx = pytest.importorskip("equinox")
 
     @eqx.filter_custom_vjp
@@ -98,7 +98,7 @@ def test_filter_custom_vjp_gets_its_flags_as_they_are():
 @pytest.mark.parametrize(
     "name", ["RecursiveCheckpointAdjoint", "DirectAdjoint", "BacksolveAdjoint"]
 )
-def test_diffrax_adjoints_evaluate_the_vector_field_again_without_events(name):
+def test_diffrax_adjoints_log_nothing_again(name):
     diffrax = pytest.importorskip("diffrax")
 
     def f(x):
@@ -122,7 +122,7 @@ def test_diffrax_adjoints_evaluate_the_vector_field_again_without_events(name):
 
 
 @long
-def test_optimistix_recomputes_its_steps_without_events():
+def test_optimistix_recomputation_logs_nothing():
     optimistix = pytest.importorskip("optimistix")
 
     def f(x):
@@ -139,7 +139,7 @@ def test_optimistix_recomputes_its_steps_without_events():
 
 
 @pytest.mark.parametrize("solver", ["gradient descent", "fixed point"])
-def test_jaxopt_derivatives_of_solutions_add_no_events(solver):
+def test_jaxopt_derivatives_add_no_events(solver):
     jaxopt = pytest.importorskip("jaxopt")
 
     def f(x):

@@ -81,7 +81,7 @@ def samples_of(threaded, chain):
     return events_of(threaded, step=steps, lane=np.full(SAMPLES, chain))
 
 
-def test_nuts_logs_every_sample_and_every_evaluation_of_the_density():
+def test_nuts_logs_every_sample_and_density_evaluation():
     (_, _, threaded), events = record(sampling, 0)
     assert_recorded(events, samples_of(threaded, 0))
     rows = by_key(events)
@@ -102,7 +102,7 @@ def test_nuts_logs_every_sample_and_every_evaluation_of_the_density():
     assert_buffered(buffers, events)
 
 
-def test_selected_samples_of_vmapped_chains_are_what_scan_returns():
+def test_vmapped_chains_log_the_samples_that_scan_returns():
     run = jax.vmap(sampling(lox.log))
     (_, _, threaded), logs = lox.spool(run, argnames=["position", "leaps"])(*CHAINS)
     for i, lane in enumerate(logs.lanes()):
@@ -111,7 +111,7 @@ def test_selected_samples_of_vmapped_chains_are_what_scan_returns():
         assert_spooled(lane, samples_of(own, i))
 
 
-def test_vmapped_chains_build_trees_of_their_own(recorded):
+def test_vmapped_chains_log_their_own_trees(recorded):
     assert len({len(events) for events in recorded}) > 1
     spooled = lox.spool(sampling(lox.log), capacity=CAPACITY)
     _, logs = jax.jit(jax.vmap(spooled))(*CHAINS)
@@ -119,13 +119,13 @@ def test_vmapped_chains_build_trees_of_their_own(recorded):
         assert_spooled(lane, events, rtol=1e-3)  # other roundings, hundreds of leaps
 
 
-def test_sampling_without_its_logs_is_the_same():
+def test_nolog_does_not_change_samples():
     wanted = jax.jit(jax.vmap(sampling(quiet)))(*CHAINS)
     found = jax.jit(jax.vmap(lox.nolog(sampling(lox.log))))(*CHAINS)
     assert_bitwise(found, wanted)
 
 
-def test_a_tapped_chain_is_the_chain(recorded):
+def test_tap_does_not_change_samples(recorded):
     calls = []
     tapped = lox.tap(jax.vmap(sampling(lox.log)), calls.append, argnames="density")
     _, _, threaded = tapped(*CHAINS)

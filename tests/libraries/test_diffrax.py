@@ -70,7 +70,7 @@ def recorded(make):
     return events
 
 
-def test_a_solve_logs_every_evaluation_of_the_vector_field():
+def test_solve_logs_every_evaluation_of_the_vector_field():
     make = solving("checkpoint")
     events = recorded(make)
     reduce = {"y": "mean", "steps": "last"}
@@ -78,7 +78,7 @@ def test_a_solve_logs_every_evaluation_of_the_vector_field():
 
 
 @pytest.mark.parametrize("adjoint", ("checkpoint", pytest.param("direct", marks=long)))
-def test_adaptive_solves_of_lanes_take_steps_of_their_own(adjoint):
+def test_vmapped_adaptive_solves_log_their_own_steps(adjoint):
     make = solving(adjoint)
     lanes = record_lanes(make, *LANES, in_custom_rules=True)
     assert len({len(events) for events in lanes}) > 1
@@ -86,13 +86,13 @@ def test_adaptive_solves_of_lanes_take_steps_of_their_own(adjoint):
 
 
 @pytest.mark.parametrize("adjoint", ADJOINTS)
-def test_a_gradient_of_a_solve_logs_its_forward_pass(adjoint):
+def test_gradient_of_solve_logs_forward_pass(adjoint):
     make = solving(adjoint)
     events = recorded(make)
     check_gradient(make, ARGS, events, capacity=CAPACITY)
 
 
-def test_gradients_of_vmapped_solves_log_the_forward_pass_of_every_lane():
+def test_gradient_of_vmapped_solves_logs_forward_pass_per_lane():
     make = solving("checkpoint")
     lanes = record_lanes(make, *LANES, in_custom_rules=True)
     gradient = jax.vmap(jax.grad(make(lox.log), argnums=1))

@@ -91,7 +91,7 @@ def test_noinline_functions_that_are_arguments_are_spooled():
     assert rows(logs) == {"x": 1.0}
 
 
-def test_a_noinline_function_that_cannot_be_known_is_an_error():
+def test_noinline_function_that_is_unknown_raises():
     def other(x):
         lox.log({"other": x})
         return x
@@ -172,7 +172,7 @@ def test_equinox_transformations_keep_each_event(transform, model):
 
 
 @pytest.mark.parametrize("outside", [eqx.filter_jit, eqx.filter_checkpoint])
-def test_equinox_transformations_of_spooled_functions(outside, model):
+def test_equinox_transformations_accept_spooled_functions(outside, model):
     spooled = outside(lox.spool(lambda model, x: model(x)))
     logs = spooled(model, jnp.array(0.7))[1]
     assert {key: float(value) for key, value in logs.items()} == pytest.approx(
@@ -180,7 +180,7 @@ def test_equinox_transformations_of_spooled_functions(outside, model):
     )
 
 
-def test_filter_grad_of_a_spooled_loss(model):
+def test_filter_grad_of_spooled_loss_returns_logs(model):
     spooled = eqx.filter_grad(lox.spool(lambda model, x: model(x)), has_aux=True)
     gradients, logs = spooled(model, jnp.array(0.7))
     expected = eqx.filter_grad(lox.nolog(lambda m, x: m(x)))(model, jnp.array(0.7))
@@ -205,7 +205,7 @@ def test_filter_vmap_over_models_logs_per_lane(model):
 # --- primitives that lox does not know ---------------------------------------
 
 
-def test_an_unknown_primitive_that_holds_an_open_jaxpr_is_cleaned_or_refused():
+def test_unknown_primitive_with_open_jaxpr_is_cleaned_or_refused():
     """Its constants are among the inputs of the equation, as in closure conversion."""
     held_p = jax.extend.core.Primitive("held")
     held_p.multiple_results = True
@@ -235,7 +235,7 @@ def test_an_unknown_primitive_that_holds_an_open_jaxpr_is_cleaned_or_refused():
         lox.spool(fun)(3.0)
 
 
-def test_numbers_in_modules_stay_numbers():
+def test_python_numbers_in_modules_are_unchanged():
     class Model(eqx.Module):
         weight: jax.Array
         rate: float

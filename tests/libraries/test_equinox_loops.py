@@ -111,7 +111,7 @@ def test_nested_vmaps_of_an_equinox_loop_log_per_lane(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vmap_that_does_not_reach_the_predicate_masks_nothing(kind):
+def test_vmap_that_does_not_reach_the_predicate_masks_nothing(kind):
     def fun(x, y):
         def body(carry):
             x, y = carry
@@ -175,7 +175,7 @@ def test_nested_equinox_loops_log_per_lane(outer, inner):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_logging_condition_of_an_equinox_loop_logs_per_lane(kind):
+def test_condition_of_an_equinox_loop_logs_per_lane(kind):
     fun = halve(kind, log_condition=True)
     expected = alone(fun, STARTS)
     for way in ("vmap(spool)", "spool(vmap)"):
@@ -214,7 +214,7 @@ def test_derivatives_of_vmapped_equinox_loops_log_per_lane(kind):
     assert [lane.get("x", []) for lane in found] == list(map(halvings, STARTS))
 
 
-def test_the_derivative_of_a_bounded_loop_logs_per_lane():
+def test_derivative_of_a_bounded_loop_logs_per_lane():
     fun = halve("bounded")
     xs = jnp.array(STARTS)
     grads, logs = lox.spool(jax.vmap(jax.grad(fun)), capacity=9)(xs)
@@ -235,7 +235,7 @@ def test_forward_mode_of_equinox_loops_logs_per_lane():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_equinox_loop_in_scan_and_cond_logs_per_lane(kind):
+def test_equinox_loop_in_scan_and_cond_logs_per_lane(kind):
     loop = halve(kind)
 
     def fun(x):
@@ -252,7 +252,7 @@ def test_an_equinox_loop_in_scan_and_cond_logs_per_lane(kind):
         assert found == expected
 
 
-def test_a_branch_on_merged_lanes_logs_for_the_lanes_that_would_take_it():
+def test_branch_on_merged_lanes_logs_for_lanes_that_would_take_it():
     def fun(x):
         def expensive(x):
             lox.log({"x": x})
@@ -289,7 +289,7 @@ def test_checkpointed_scan_of_equinox_logs_every_step_per_lane():
     assert (float(gradient), rows_per_lane(logs, 0)) == (1.0, expected[1:])
 
 
-def test_programs_without_events_are_left_as_they_are():
+def test_programs_without_events_are_unchanged():
     def fun(x):
         return eqxi.while_loop(lambda x: x > 1, lambda x: x / 2, x, kind="lax")
 
@@ -329,7 +329,7 @@ RATES = jnp.array([0.5, 3.0, 20.0])
     ("solver", "dt0"),
     [("Dopri5", 0.2), *(pytest.param("Tsit5", dt0, marks=long) for dt0 in (1.0, None))],
 )
-def test_vmapped_adaptive_solves_log_each_evaluation_of_their_lane(solver, dt0):
+def test_vmapped_adaptive_solves_log_evaluations_per_lane(solver, dt0):
     # with a large first step, some lanes reject it and others do not
     fun = solve(solver, dt0=dt0)
     expected = alone(fun, RATES)
@@ -339,7 +339,7 @@ def test_vmapped_adaptive_solves_log_each_evaluation_of_their_lane(solver, dt0):
         assert_same_rows(rows_per_lane(logs), expected, rtol=1e-3)
 
 
-def test_a_single_solve_logs_as_often_as_its_field_is_evaluated():
+def test_diffrax_solve_logs_every_evaluation_of_the_vector_field():
     dfx = pytest.importorskip("diffrax")
     calls = []
 
@@ -379,7 +379,7 @@ def test_vmapped_implicit_solves_log_per_lane():
     assert_same_rows(rows_per_lane(logs), expected, rtol=1e-3)
 
 
-def test_the_gradient_of_vmapped_solves_with_logs_is_the_gradient_without():
+def test_logs_do_not_change_gradient_of_vmapped_solves():
     fun = solve("Dopri5", dt0=0.5)
     expected = jax.jit(jax.vmap(jax.grad(lox.nolog(fun))))(RATES)
     spooled = lox.spool(fun, capacity=300)
@@ -388,7 +388,7 @@ def test_the_gradient_of_vmapped_solves_with_logs_is_the_gradient_without():
     assert_same_rows(rows_per_lane(logs), alone(fun, RATES), rtol=1e-3)
 
 
-def test_tap_gets_the_evaluations_of_vmapped_solves():
+def test_tap_delivers_evaluations_of_vmapped_solves():
     fun = solve("Tsit5", dt0=1.0)
     received = []
     jax.vmap(lox.tap(fun, lambda logs: received.append(float(logs["t"]))))(RATES)
@@ -464,7 +464,7 @@ def test_vmapped_minimisations_log_per_lane(solver, search):
 
 
 @pytest.mark.parametrize("solver", ["Newton", pytest.param("Bisection", marks=long)])
-def test_derivatives_of_root_finds_are_those_without_logs(solver):
+def test_logs_do_not_change_derivatives_of_root_finds(solver):
     fun = root(solver)
     forward = alone(fun, [2.0])[0]
     gradient = 0.5 / 2.0**0.5
@@ -486,7 +486,7 @@ def test_derivatives_of_root_finds_are_those_without_logs(solver):
     np.testing.assert_allclose(vmapped, 0.5 / np.sqrt([2.0, 3.0]), rtol=1e-4)
 
 
-def test_the_gradient_of_a_spooled_least_squares_is_that_without_logs():
+def test_spool_does_not_change_gradient_of_least_squares():
     fun = minimum("LevenbergMarquardt", "least_squares")
     expected = jax.grad(lox.nolog(fun))(1.0)
     found, logs = jax.grad(lox.spool(fun, capacity=99), has_aux=True)(1.0)
@@ -532,7 +532,7 @@ def test_vmapped_linear_solves_log_per_lane(solver):
     assert_same_rows(rows_per_lane(logs, 2), [*expected, *expected[::-1]], rtol=1e-3)
 
 
-def test_a_linear_solve_logs_as_often_as_its_operator_is_applied():
+def test_linear_solve_logs_every_application_of_its_operator():
     calls = []
 
     def fun(y):
@@ -551,7 +551,7 @@ def test_a_linear_solve_logs_as_often_as_its_operator_is_applied():
     assert len(logs["v"]) == len(calls)
 
 
-def test_derivatives_of_linear_solves_are_those_without_logs():
+def test_logs_do_not_change_derivatives_of_linear_solves():
     fun = linear("CG")
     forward = alone(fun, [3.0])
     y = jnp.array(3.0)
@@ -576,7 +576,7 @@ def test_derivatives_of_linear_solves_are_those_without_logs():
     assert not jax.make_jaxpr(jax.grad(lox.nolog(fun)))(y).effects
 
 
-def test_the_derivative_of_a_general_linear_solve_is_that_without_logs():
+def test_logs_do_not_change_derivative_of_general_linear_solve():
     found = jax.jit(jax.grad(lox.nolog(linear("GMRES"))))(jnp.array(3.0))
     np.testing.assert_allclose(found, _derivative_of_solve(3.0), rtol=1e-3)
 
@@ -592,7 +592,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("solver", ["CG", pytest.param("GMRES", marks=long), "Newton"])
-def test_solves_for_derivatives_are_no_events(solver, derivative):
+def test_solves_for_derivatives_log_nothing(solver, derivative):
     fun = root(solver) if solver == "Newton" else linear(solver)
     y = jnp.array(3.0)
     ((expected,),) = [rows.values() for rows in alone(fun, [y])]

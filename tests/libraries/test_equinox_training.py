@@ -97,7 +97,7 @@ def arrays(tree):
     return jax.tree.leaves(tree)
 
 
-def test_equinox_trains_as_without_logs_in_every_order_of_transformations():
+def test_logs_do_not_change_training_in_any_order_of_transformations():
     step, start = program(quiet)
     wanted, events = train(eqx.filter_jit(step), start)
     step, start = program(lox.log)
@@ -135,7 +135,7 @@ def assert_lanes_of_batch(logs, events):
     assert_spooled(logs.filter(["loss", "norm"]), [(loss, {}), (norm, {})])
 
 
-def test_equinox_modules_go_through_filter_scan_filter_vmap_and_filter_checkpoint():
+def test_modules_log_in_filter_scan_filter_vmap_and_filter_checkpoint():
     depth, lanes = 3, 2
 
     def make(log):

@@ -95,7 +95,7 @@ def expected(ys):
     return events_of({"best": best}) + events_of({"mean": mean}, step=steps), members
 
 
-def test_a_generation_logs_its_members_and_its_metrics():
+def test_generation_logs_members_and_metrics():
     plain = jax.jit(evolving(quiet))(0, 1.0)
     whole, members = expected(plain[1])
     assert len(whole) == 2 * GENERATIONS
@@ -112,7 +112,7 @@ def test_a_generation_logs_its_members_and_its_metrics():
     assert_bitwise(jax.tree.leaves(found), jax.tree.leaves(plain))
 
 
-def test_taps_stream_generations_and_reduce_them():
+def test_tap_streams_and_reduces_generations():
     calls, buffers, means = [], [], []
     names = ["best", "mean"]
     tapped = lox.tap(evolving(lox.log), calls.append, argnames=names, keep_logs=True)
@@ -129,7 +129,7 @@ def test_taps_stream_generations_and_reduce_them():
         assert_reduced(logs, whole, {key: mode})
 
 
-def test_every_seed_of_a_vmapped_evolution_logs_its_own_generations():
+def test_vmapped_evolution_logs_generations_per_seed():
     args = jnp.arange(2), jnp.array([1.0, 2.0])
     _, ys = jax.jit(jax.vmap(evolving(quiet)))(*args)
     _, logs = jax.jit(jax.vmap(lox.spool(evolving(lox.log))))(*args)
@@ -141,7 +141,7 @@ def test_every_seed_of_a_vmapped_evolution_logs_its_own_generations():
             assert_spooled(member, events)
 
 
-def test_a_policy_gradient_through_haiku_logs_its_forward_pass():
+def test_policy_gradient_through_haiku_logs_forward_pass():
     xs = jnp.linspace(-1, 1, LENGTH)[:, None]
     params = network(quiet).init(jax.random.key(0), xs)
 

@@ -184,13 +184,13 @@ def of_seed(tree, i):
     return jax.tree.map(lambda x: x[i], tree)
 
 
-def test_some_episodes_end_in_every_environment(plain):
+def test_episodes_end_in_every_environment(plain):
     for i in range(len(SEEDS)):
         episodes = finished_episodes(of_seed(plain[1], i))
         assert all(of_env(episodes, number) for number in range(ENVS))
 
 
-def test_every_seed_of_a_vmapped_ppo_logs_its_losses_and_its_episodes(plain):
+def test_vmapped_ppo_logs_losses_and_episodes_per_seed(plain):
     spooled = jax.jit(jax.vmap(lox.spool(ppo(lox.log))))
     (params, _), logs = spooled(SEEDS)
     assert_close(params, plain[0], rtol=1e-3)
@@ -204,7 +204,7 @@ def test_every_seed_of_a_vmapped_ppo_logs_its_losses_and_its_episodes(plain):
             assert_spooled(env, of_env(episodes, number))
 
 
-def test_one_seed_streams_its_episodes_when_they_end(plain):
+def test_tap_streams_episodes_when_they_end(plain):
     train = ppo(lox.log)
     returns, buffers = [], []
     tapped = lox.tap(train, returns.append, argnames="return")
@@ -218,7 +218,7 @@ def test_one_seed_streams_its_episodes_when_they_end(plain):
     assert_reduced(logs, events, modes)
 
 
-def test_a_logger_has_one_run_per_seed(plain, tmp_path):
+def test_logger_has_one_run_per_seed(plain, tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     train = ppo(lox.log)
 
@@ -245,6 +245,6 @@ def test_a_logger_has_one_run_per_seed(plain, tmp_path):
             assert_recorded(of_env(rows, number), of_env(episodes, number))
 
 
-def test_ppo_without_its_logs_is_the_same(plain):
+def test_nolog_does_not_change_ppo(plain):
     found = jax.jit(jax.vmap(lox.nolog(ppo(lox.log))))(SEEDS)
     assert_bitwise(found, plain)

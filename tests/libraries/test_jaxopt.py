@@ -76,14 +76,14 @@ def test_lbfgs_logs_every_evaluation_of_the_objective():
     check_logs(lbfgs, ARGS, events, reduce, capacity=CAPACITY)
 
 
-def test_gradient_descent_in_lanes_that_end_at_different_times():
+def test_vmapped_gradient_descent_logs_per_lane_until_it_ends():
     lanes = record_lanes(descent, *LANES)
     assert len({len(events) for events in lanes}) > 1
     check_lanes(descent, LANES, lanes, capacity=CAPACITY)
 
 
 @pytest.mark.parametrize("make", (pytest.param(lbfgs, marks=long), bisection))
-def test_implicit_differentiation_logs_what_the_solver_logs(make):
+def test_implicit_differentiation_logs_events_of_solver(make):
     # linearising the optimality condition at the solution evaluates the objective
     # again: by the same line, so that it is not an event
     _, events = record(make, *ARGS)

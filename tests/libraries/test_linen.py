@@ -213,7 +213,7 @@ def test_scan_in_a_scan_logs_once_per_inner_step():
     check(model.apply, variables, oracle)
 
 
-def test_scan_logs_as_often_while_it_initializes():
+def test_scan_logs_equally_often_during_init():
     for model in (Stacked(), Shared()):
         events = eager_events(model.init, jax.random.key(0), X)
         assert [len(row) for row in rows_of(events).values()] == [STEPS] * 3
@@ -433,7 +433,7 @@ def test_custom_vjp_logs_the_forward_pass_once():
 
 
 @pytest.mark.parametrize("first", ["lox", "flax.linen as nn"])
-def test_scan_logs_exactly_whichever_is_imported_first(first):
+def test_scan_logs_exactly_in_either_order_of_imports(first):
     program = """
         import {first}
         import flax.linen as nn, jax, jax.numpy as jnp

@@ -141,7 +141,7 @@ def test_scanned_and_rematerialised_layers_log_once_per_layer_and_step(params, p
     assert_close(result, plain, rtol=1e-4)
 
 
-def test_a_tapped_transformer_streams_its_layers_in_order(params, plain):
+def test_tap_streams_layers_in_order(params, plain):
     calls, buffers = [], []
     tapped = lox.tap(training(lox.log), calls.append, keep_logs=True)
     buffered = lox.tap(tapped, buffers.append, buffer=4, keep_logs=True)
@@ -154,11 +154,11 @@ def test_a_tapped_transformer_streams_its_layers_in_order(params, plain):
     assert_reduced(logs, events, reduce)
 
 
-def test_a_transformer_without_its_logs_is_the_same(params, plain):
+def test_nolog_does_not_change_the_transformer(params, plain):
     assert_bitwise(jax.jit(lox.nolog(training(lox.log)))(params), plain)
 
 
-def test_spool_inside_grad_gives_the_logs_of_one_batch(params):
+def test_grad_of_spool_gives_logs_of_one_batch(params):
     def gradient(fun):
         return jax.jit(jax.value_and_grad(fun, has_aux=True))
 
@@ -178,7 +178,7 @@ def test_spool_inside_grad_gives_the_logs_of_one_batch(params):
     assert_close(grads, wanted, rtol=1e-4)
 
 
-def test_every_member_of_a_vmapped_ensemble_logs_its_own_layers(params):
+def test_vmapped_ensemble_logs_layers_per_member(params):
     members = jax.tree.map(lambda x: jnp.stack([x, 1.1 * x]), params)
     args = members, TOKENS[0], jax.random.key(4)
     axes = (0, None, None)
@@ -189,7 +189,7 @@ def test_every_member_of_a_vmapped_ensemble_logs_its_own_layers(params):
         assert_spooled(lane, events + events_of({"logits": logits[i][None]}))
 
 
-def test_init_logs_too_and_nolog_silences_it():
+def test_init_logs_and_nolog_silences_it():
     # Linen runs the whole module to create its parameters
     model = Transformer(lox.log)
     keys = {"params": jax.random.key(2), "dropout": jax.random.key(3)}

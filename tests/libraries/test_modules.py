@@ -49,7 +49,7 @@ def linen_models(way):
 
 @ways
 @pytest.mark.parametrize("outside", [lambda f: f, jax.jit])
-def test_linen_variables_written_by_a_transformed_part_are_refused(way, outside):
+def test_linen_variables_written_by_transformed_part_are_refused(way, outside):
     net, outer = linen_models(way)
     with pytest.raises(lox.LoxTypeError, match=r"'params/Net_0/.*Linen.*model.apply"):
         outside(outer.init)(jax.random.key(0), X)
@@ -67,7 +67,7 @@ def test_linen_variables_written_by_a_transformed_part_are_refused(way, outside)
 
 
 @ways
-def test_linen_state_is_updated_under_a_transformation_around_the_model(way):
+def test_linen_state_is_updated_under_transformation_of_whole_model(way):
     net, _ = linen_models(way)
     variables = way(net.init)(jax.random.key(0), X)
 
@@ -83,7 +83,7 @@ def test_linen_state_is_updated_under_a_transformation_around_the_model(way):
 
 
 @ways
-def test_haiku_state_written_by_a_transformed_part_is_refused(way):
+def test_haiku_state_written_by_transformed_part_is_refused(way):
     hk = pytest.importorskip("haiku")
 
     def count(x):

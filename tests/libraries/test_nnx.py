@@ -117,7 +117,7 @@ def ways(seen):
 
 
 @pytest.mark.parametrize("name", ways([]))
-def test_training_is_the_same_with_every_transformation(name):
+def test_transformations_do_not_change_training(name):
     seen = []
     lox.set_default("silent")
     arrays, losses = train(ways(seen)[name])
@@ -149,7 +149,7 @@ def test_shared_references_stay_shared():
     np.testing.assert_allclose(logs["k"], (before + 1.0).sum(), rtol=1e-6)
 
 
-def test_new_attributes_and_returned_modules_come_out():
+def test_new_attributes_and_returned_modules_are_kept():
     def build(model, x):
         model.extra = nnx.Variable(x * 2)
         lox.log({"x": x})
@@ -161,7 +161,7 @@ def test_new_attributes_and_returned_modules_come_out():
     assert model.extra[...] == 6.0 and logs == {"x": 3.0}
 
 
-def test_rngs_advance_as_they_do_without_lox():
+def test_rngs_advance_like_without_lox():
     def draw(rngs, n):
         x = jax.random.normal(rngs.params(), (n,))
         lox.log({"x": x})
@@ -177,7 +177,7 @@ def test_rngs_advance_as_they_do_without_lox():
 
 
 @pytest.mark.parametrize("fun", ["module", "method"])
-def test_a_module_itself_can_be_transformed(fun):
+def test_module_itself_can_be_transformed(fun):
     model, _ = make()
     target = model if fun == "module" else model.__call__
     for _ in range(2):
@@ -200,7 +200,7 @@ def test_closures_are_never_stale():
     np.testing.assert_allclose(spooled(X)[0], first_y + 1.0, rtol=1e-5)
 
 
-def test_events_in_every_nnx_transformation():
+def test_nnx_transformations_keep_each_event():
     class Block(nnx.Module):
         def __init__(self, rngs):
             self.linear = nnx.Linear(3, 3, rngs=rngs)
@@ -252,7 +252,7 @@ def test_events_in_every_nnx_transformation():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
-def test_a_spooled_loss_in_nnx_grad_and_vmap():
+def test_nnx_grad_and_vmap_of_spooled_loss_return_logs():
     model, _ = make()
     model.eval()
 
@@ -274,7 +274,7 @@ def test_a_spooled_loss_in_nnx_grad_and_vmap():
     assert logs["value"].shape == (2,)
 
 
-def test_a_variable_is_logged_as_an_array():
+def test_variable_is_logged_as_an_array():
     def f(linear):
         lox.log({"kernel": linear.kernel, "all": nnx.state(linear)})
 
@@ -285,7 +285,7 @@ def test_a_variable_is_logged_as_an_array():
     assert jax.tree.map(jnp.shape, logs["all"]) == {"bias": (2,), "kernel": (2, 2)}
 
 
-def test_updating_what_a_nested_transformation_captured_says_what_to_do():
+def test_updating_captured_module_in_nested_transformation_raises_error_with_remedy():
     model, _ = make()
 
     @nnx.jit

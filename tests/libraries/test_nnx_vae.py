@@ -144,7 +144,7 @@ SPOOLS = {
 
 
 @pytest.mark.parametrize("way", SPOOLS)
-def test_a_spooled_step_trains_the_model(plain, way):
+def test_spooled_step_trains_the_model(plain, way):
     logs = []
 
     def receive(out):
@@ -166,7 +166,7 @@ TAPS = {
 
 
 @pytest.mark.parametrize("way", TAPS)
-def test_a_tapped_step_trains_the_model(plain, way):
+def test_tapped_step_trains_the_model(plain, way):
     calls = []
     found = run(TAPS[way](training(lox.log), calls.append))
     assert_trained(found, plain)
@@ -181,11 +181,11 @@ NOLOGS = {
 
 
 @pytest.mark.parametrize("way", NOLOGS)
-def test_a_step_without_its_logs_trains_the_model(plain, way):
+def test_nolog_step_trains_the_model(plain, way):
     assert_trained(run(NOLOGS[way](training(lox.log))), plain)
 
 
-def test_a_buffered_tap_and_a_reduction_train_the_model(plain):
+def test_buffered_tap_and_reduction_train_the_model(plain):
     calls, reduced = [], []
     reduce = {"rms": "mean", "error": "last"}
     step = lox.spool(training(lox.log), list(reduce), reduce=reduce, keep_logs=True)
@@ -203,7 +203,7 @@ def test_a_buffered_tap_and_a_reduction_train_the_model(plain):
         assert_reduced(logs, events, reduce)
 
 
-def test_a_logified_step_trains_the_model(plain):
+def test_logified_step_trains_the_model(plain):
     def log(data, **steps):
         for name, value in data.items():
             logify.log(name, value, reduction="append")
@@ -223,7 +223,7 @@ def test_a_logified_step_trains_the_model(plain):
 
 
 @pytest.mark.parametrize("way", ("tap", "spool"))
-def test_a_logger_gets_the_logs_of_a_step_that_trains_the_model(plain, way, tmp_path):
+def test_logger_gets_logs_of_step_that_trains_the_model(plain, way, tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     state = logger.init(0)
     step = getattr(logger, way)(nnx.jit(training(lox.log)), state)
@@ -252,7 +252,7 @@ def test_evaluation_mode_reaches_the_scanned_layers():
     assert_bitwise(*states)
 
 
-def test_an_ensemble_under_nnx_vmap_trains_every_member():
+def test_nnx_vmap_trains_and_logs_every_member():
     members = 2
 
     def make(log):

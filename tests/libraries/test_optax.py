@@ -77,7 +77,7 @@ def test_multi_steps_and_apply_if_finite_log_only_the_updates_that_happen():
     check_logs(accumulating, (1, 0.1), events, reduce)
 
 
-def test_the_gradient_through_a_training_loop_logs_its_forward_pass():
+def test_gradient_through_training_loop_logs_forward_pass():
     def make(log):
         def last_loss(rate):
             return accumulating(log)(1, rate)[1][0][-1]
@@ -97,7 +97,7 @@ def test_the_gradient_through_a_training_loop_logs_its_forward_pass():
     assert_bitwise(jax.jit(jax.value_and_grad(lox.nolog(logged)))(0.1), plain)
 
 
-def test_a_conditional_update_under_vmap_is_logged_by_the_lanes_that_make_it():
+def test_vmapped_conditional_update_logs_only_lanes_that_update():
     def make(log):
         def train(lane, scale):
             inner = optax.scale(-0.1)
@@ -161,7 +161,7 @@ STARTS = jnp.arange(3), jnp.array([[-1.0, 1.5], [0.5, 0.0], [1.0, 1.0]])
 CAPACITY = scaled(80)
 
 
-def test_a_line_search_logs_every_evaluation():
+def test_line_search_logs_every_evaluation():
     args = jax.tree.map(lambda x: x[0], STARTS)
     ends, events = record(minimizing, *args)
     assert len(events) > 2 * scaled(4)
@@ -171,7 +171,7 @@ def test_a_line_search_logs_every_evaluation():
     check_logs(minimizing, args, events, reduce, capacity=CAPACITY)
 
 
-def test_line_searches_of_lanes_end_at_different_times():
+def test_vmapped_line_searches_log_per_lane_until_they_end():
     lanes = record_lanes(minimizing, *STARTS)
     assert len({len(events) for events in lanes}) > 1
     check_lanes(minimizing, STARTS, lanes, capacity=CAPACITY)

@@ -90,21 +90,21 @@ ARGS = 0, 3.0
 
 
 @pytest.mark.parametrize("make", (newton, least_squares, bfgs))
-def test_a_solver_logs_every_evaluation_of_its_function(make):
+def test_solver_logs_every_evaluation_of_its_function(make):
     _, events = record(make, *ARGS, in_custom_rules=True)
     reduce = dict.fromkeys(by_key(events), "count")
     check_logs(make, ARGS, events, reduce, capacity=CAPACITY)
 
 
 @pytest.mark.parametrize("make", (newton, bfgs))
-def test_solves_of_lanes_end_at_different_times(make):
+def test_vmapped_solves_log_per_lane_until_they_end(make):
     args = jnp.arange(3), jnp.array([1.0, 3.0, 60.0])
     lanes = record_lanes(make, *args, in_custom_rules=True)
     assert len({len(events) for events in lanes}) > 1
     check_lanes(make, args, lanes, capacity=CAPACITY)
 
 
-def test_nelder_mead_logs_the_simplex_and_the_single_points_by_one_line():
+def test_nelder_mead_logs_simplex_and_points_by_one_call():
     # the simplex is evaluated under `vmap`, what follows is not: a callback gets one
     # event per point
     _, events = record(nelder_mead, *ARGS, in_custom_rules=True)
@@ -117,12 +117,12 @@ def test_nelder_mead_logs_the_simplex_and_the_single_points_by_one_line():
 
 
 @pytest.mark.parametrize("make", (newton, least_squares))
-def test_implicit_differentiation_logs_what_the_solver_logs(make):
+def test_implicit_differentiation_logs_events_of_solver(make):
     _, events = record(make, *ARGS, in_custom_rules=True)
     check_gradient(make, ARGS, events, capacity=CAPACITY)
 
 
-def test_differentiation_through_checkpointed_steps_logs_what_the_solver_logs():
+def test_differentiation_through_checkpointed_steps_logs_events_of_solver():
     def make(log):
         return newton(log, optx.RecursiveCheckpointAdjoint())
 

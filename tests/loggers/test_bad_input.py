@@ -31,7 +31,7 @@ LOGGERS = {
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_config_may_be_what_people_have(name):
+def test_config_can_be_any_common_object(name):
     config = {
         "lr": jnp.float32(0.5),
         "np": np.float32(0.25),
@@ -57,7 +57,7 @@ def test_a_config_may_be_what_people_have(name):
     assert LOGGERS[name]("there", config=Config()).config["rate"] == 0.1
 
 
-def test_a_config_that_is_traced_is_refused():
+def test_traced_config_is_refused():
     def f(lr):
         lox.loggers.SaveLogger("store", config={"lr": lr})
 
@@ -69,7 +69,7 @@ def test_a_config_that_is_traced_is_refused():
         lox.loggers.SaveLogger("store", config=3)
 
 
-def test_numbers_that_differ_are_runs_that_differ():
+def test_different_seeds_are_different_runs():
     logger = NumberLogger()
     numbers = [7, 7 + 2**32, 2**64 - 1, np.int64(8), jnp.int32(9)]
     for number in numbers:
@@ -84,7 +84,7 @@ def test_numbers_that_differ_are_runs_that_differ():
         logger.init(1.5)
 
 
-def test_bad_logs_are_refused_and_the_run_goes_on():
+def test_bad_logs_are_refused_and_the_run_continues():
     logger = lox.loggers.SaveLogger("store")
     state = logger.init(0)
     logger.log(state, {"x": 1.0}, step=0)
@@ -104,7 +104,7 @@ def test_bad_logs_are_refused_and_the_run_goes_on():
     assert not pathlib.Path(".lox").exists()
 
 
-def test_logs_of_a_program_that_no_run_can_have_are_set_aside():
+def test_logs_of_program_that_do_not_fit_run_are_kept_as_unsent():
     logger = lox.loggers.SaveLogger("store")
 
     def f(x):
@@ -126,7 +126,7 @@ def test_logs_of_a_program_that_no_run_can_have_are_set_aside():
     assert lox.load(".lox/unsent") == {"x": np.array([1.0]), "z": 0.0}
 
 
-def test_states_of_other_loggers_are_refused():
+def test_state_of_another_logger_is_refused():
     state = lox.loggers.SaveLogger("store").init(0)
     with pytest.raises(
         lox.LoxValueError, match="one of SaveLogger, and not of NumberLogger"
@@ -137,7 +137,7 @@ def test_states_of_other_loggers_are_refused():
     assert not pathlib.Path("other").exists()
 
 
-def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
+def test_state_of_deleted_logger_continues_with_new_logger(tmp_path):
     program = """
     import pickle, sys
     import lox.loggers
@@ -167,13 +167,13 @@ def test_a_state_whose_logger_is_gone_goes_on_with_another(tmp_path):
         (lambda logger, s: lox.loggers.MultiLogger([logger]), r"\(\*loggers\)"),
     ],
 )
-def test_mistakes_are_explained(call, message):
+def test_misuse_raises_error_with_remedy(call, message):
     logger = NumberLogger()
     with pytest.raises(lox.LoxTypeError, match=message):
         call(logger, logger.init(0))
 
 
-def test_mistakes_in_a_backend_are_explained():
+def test_error_in_backend_names_its_line():
     class Misspelt(lox.loggers.Logger):
         def open(self, run): ...
 
@@ -196,7 +196,7 @@ def test_mistakes_in_a_backend_are_explained():
         logger.log(logger.init(0), {"x": 1.0})
 
 
-def test_a_config_has_functions_by_their_names():
+def test_config_stores_functions_by_name():
     config = {"act": jnp.tanh, "loss": counting, "kind": float}
     logger = lox.loggers.SaveLogger("store", config)
     assert logger.config["act"] == "jax.numpy.tanh"
@@ -205,13 +205,13 @@ def test_a_config_has_functions_by_their_names():
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_path_that_is_a_file_is_said_at_once(name, tmp_path):
+def test_path_that_is_a_file_raises_at_once(name, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(lox.StoreError, match="cannot create a run at file/00000000"):
         LOGGERS[name]("file").init(0)
 
 
-def test_functions_that_log_nothing_are_no_reason_to_fail():
+def test_function_without_logs_works():
     logger = NumberLogger()
     states = jax.vmap(logger.init)(jnp.arange(2))
     logger.spool(jax.vmap(lambda x: x), states)(jnp.arange(2))
@@ -224,7 +224,7 @@ def test_functions_that_log_nothing_are_no_reason_to_fail():
     assert logger.tap(jax.vmap(seldom), states)(jnp.arange(2)).tolist() == [0, 1]
 
 
-def test_names_that_meet_on_a_path_stay_apart():
+def test_names_with_same_path_stay_separate():
     logger = lox.loggers.JSONLinesLogger("there")
     state = logger.init(0)
     logs = {"net": {"w": 1.0}, "net/w": 2.0, "step": 3.0, "step_value": 4.0}
@@ -240,7 +240,7 @@ def test_names_that_meet_on_a_path_stay_apart():
     }
 
 
-def test_several_writers_of_one_table_lose_no_row():
+def test_concurrent_writers_of_one_table_lose_no_row():
     loggers = [lox.loggers.CSVLogger("there", exists="resume") for _ in range(3)]
     states = [logger.init(0) for logger in loggers]
     for i in range(10):
@@ -253,7 +253,7 @@ def test_several_writers_of_one_table_lose_no_row():
         logger.finish(state)
 
 
-def test_tables_are_widened_whatever_is_in_them():
+def test_csv_table_with_any_content_is_widened():
     logger = lox.loggers.CSVLogger("there")
     state = logger.init(0)
     logger.log(state, {"large": np.arange(30_000)})
@@ -267,7 +267,7 @@ def test_tables_are_widened_whatever_is_in_them():
     assert frame.iloc[1, 1] == 1 and frame.iloc[2, 2] == 2
 
 
-def test_what_is_logged_once_is_sent_once_whatever_lanes_there_are():
+def test_value_logged_once_is_sent_once_for_any_lanes():
     def f(xs):
         lox.log({"rate": 0.5})
         jax.vmap(lambda x: lox.log({"pair": x}) and None)(xs[:2])
@@ -286,7 +286,7 @@ def test_what_is_logged_once_is_sent_once_whatever_lanes_there_are():
         assert found == sorted((i, x + i) for x in range(3) for i in range(3))
 
 
-def test_trackers_look_at_logs_that_seem_to_be_like_those_before():
+def test_trackers_check_logs_that_resemble_earlier_ones():
     tracker = lox.loggers.TensorBoardLogger("there")
     logs = lox.logdict({"x": np.float32(1.0)}, {"step": {"x": np.int32(3)}})
     for _ in range(2):

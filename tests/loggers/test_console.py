@@ -116,7 +116,7 @@ def keys(count):
 # --- lines -------------------------------------------------------------------
 
 
-def test_a_line_has_the_steps_the_values_and_the_rate():
+def test_line_shows_steps_values_and_rate():
     logs = lox.logdict(
         {"loss": np.array([2.0, 0.53211]), "acc": np.array([0, 91])},
         steps={"step": {"loss": np.arange(2), "acc": np.arange(2)}},
@@ -126,7 +126,7 @@ def test_a_line_has_the_steps_the_values_and_the_rate():
     assert re.fullmatch(r"step 1  loss 0.5321  acc 91  \(\S+ rows/s\)", line), line
 
 
-def test_64_vmapped_seeds_are_shown_together():
+def test_line_summarizes_64_vmapped_seeds():
     file = io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER, total=20)
     result = jax.jit(jax.vmap(training(logger)))(keys(64))
@@ -138,7 +138,7 @@ def test_64_vmapped_seeds_are_shown_together():
     assert re.fullmatch(expected + r"\(64 runs, \S+ rows/s\)", line), line
 
 
-def test_runs_apart_have_a_value_each():
+def test_line_shows_one_value_per_run():
     file = io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER, runs="apart")
     jax.vmap(training(logger))(keys(3))
@@ -146,7 +146,7 @@ def test_runs_apart_have_a_value_each():
     assert "w 19 | 20 | 21  half 9.5 | 10 | 10.5  (3 runs" in file.getvalue()
 
 
-def test_many_events_make_few_lines(monkeypatch):
+def test_lines_are_limited_in_rate(monkeypatch):
     ticks = []
 
     class Timer(console_logger._Timer):
@@ -172,7 +172,7 @@ def test_many_events_make_few_lines(monkeypatch):
     assert shown == [["i", "0"], ["i", "4000"], ["i", "8000"], ["i", "9999"]]
 
 
-def test_a_line_comes_without_another_event():
+def test_line_appears_without_another_event():
     class File(io.StringIO):
         written = threading.Event()
 
@@ -189,7 +189,7 @@ def test_a_line_comes_without_another_event():
     assert file.getvalue().count("\n") == 1, "nothing has changed since"
 
 
-def test_the_clock_waits_longer_for_the_next_line_if_one_takes_long(monkeypatch):
+def test_timer_waits_longer_after_slow_line(monkeypatch):
     now, durations, waits = [0.0], [0.0, 2.0, 0.01], []
     time = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(console_logger, "time", time)
@@ -222,7 +222,7 @@ def test_progress_without_steps_counts_rows(total, logs, percent):
     assert line.startswith(f"{percent}  x")
 
 
-def test_progress_counts_the_step_called_step():
+def test_progress_uses_the_step_named_step():
     steps = {"epoch": {"x": np.array([7])}, "step": {"x": np.array([49])}}
     logs = lox.logdict({"x": np.ones(1)}, steps=steps, stacked=True)
     assert shown(logs, total=200).startswith("25%  epoch 7 step 49  x 1")
@@ -231,7 +231,7 @@ def test_progress_counts_the_step_called_step():
     assert shown(logs, total=200).startswith("0%  step nan  x 1")
 
 
-def test_the_time_that_is_left_is_that_of_the_steps_seen(monkeypatch):
+def test_remaining_time_is_estimated_from_steps(monkeypatch):
     clock = types.SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(view, "time", clock)
@@ -250,7 +250,7 @@ def test_the_time_that_is_left_is_that_of_the_steps_seen(monkeypatch):
     assert left(90.0, 999) == (100, "")
 
 
-def test_runs_that_end_together_are_shown_together_and_others_go_on():
+def test_runs_that_end_together_are_shown_together():
     file = io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER)
     states = [logger.init(seed) for seed in range(3)]
@@ -265,14 +265,14 @@ def test_runs_that_end_together_are_shown_together_and_others_go_on():
     assert second.startswith("x 3.5 ± 1.5  (2 runs")
 
 
-def test_what_is_open_at_the_end_and_never_logged_shows_nothing():
+def test_run_without_rows_shows_nothing_at_exit():
     file = io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file)
     logger.finish(logger.init(0))
     assert file.getvalue() == ""
 
 
-def test_a_file_that_is_closed_or_knows_few_characters_is_no_problem():
+def test_closed_or_ascii_file_does_not_fail():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER)
     state = logger.init(0)
@@ -293,7 +293,7 @@ def test_a_file_that_is_closed_or_knows_few_characters_is_no_problem():
         ({"every": -1.0}, "`every` of `ConsoleLogger` is -1.0; it must be positive"),
     ],
 )
-def test_options_are_checked(options, match):
+def test_bad_options_are_refused(options, match):
     with pytest.raises(lox.LoxValueError, match=match):
         lox.loggers.ConsoleLogger(**options)
 
@@ -331,7 +331,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("runs", ["together", "apart"])
-def test_values_of_every_kind(name, runs, terminal):
+def test_table_formats_values_of_every_kind(name, runs, terminal):
     value, expected = VALUES[name]
     where = "x/b/0" if name == "tree" else "x"
     line = shown({"x": value})
@@ -365,14 +365,14 @@ def test_values_of_every_kind(name, runs, terminal):
         ("", ""),
     ],
 )
-def test_keys_of_every_kind(key, expected, terminal):
+def test_table_formats_keys_of_every_kind(key, expected, terminal):
     assert shown({key: 1.0}).startswith(expected.rstrip("…"))
     shown({key: 1.0}, terminal)
     text = "\n".join(terminal.screen())
     assert expected in text and len(text) < 500
 
 
-def test_lanes_inside_a_run_are_averaged():
+def test_lanes_inside_run_are_averaged():
     file = io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER)
     state = logger.init(0)
@@ -391,7 +391,7 @@ def test_lanes_inside_a_run_are_averaged():
     assert "some 2.5" in text and "x 1.5" in text and "pair (2,) 1.5 [0..3]" in text
 
 
-def test_the_history_is_that_of_the_last_rows():
+def test_history_shows_the_last_rows():
     random = np.random.default_rng(0)
     run, expected = Curves("run"), collections.deque(maxlen=RECENT)
     for length in random.integers(0, 2 * RECENT, 50):
@@ -420,11 +420,11 @@ def test_the_history_is_that_of_the_last_rows():
         ([-1.7e308, 0, 1.7e308], 8, "▁▅█"),
     ],
 )
-def test_sparklines(values, width, expected):
+def test_sparkline_fits_width(values, width, expected):
     assert sparkline(np.array(values, float), width) == expected
 
 
-def test_rates_and_times():
+def test_rates_and_times_are_formatted():
     rates = [None, 0.012, 3.14159, 250, 3141.59, 2.5e6]
     assert list(map(format_rate, rates)) == ["", "0.012", "3.1", "250", "3.14k", "2.5M"]
     assert list(map(format_time, [0.1, 75, 3700])) == ["0:01", "1:15", "1:01:40"]
@@ -433,7 +433,7 @@ def test_rates_and_times():
 # --- the table ---------------------------------------------------------------
 
 
-def test_a_table_is_left_on_the_screen(terminal):
+def test_table_is_left_on_the_screen(terminal):
     logger = lox.loggers.ConsoleLogger(file=terminal, every=NEVER, total=40)
     jax.jit(jax.vmap(training(logger)))(keys(64))
     jax.effects_barrier()
@@ -445,7 +445,7 @@ def test_a_table_is_left_on_the_screen(terminal):
     assert "50%  20/40" in bar
 
 
-def test_runs_side_by_side_as_many_as_there_is_room_for(terminal):
+def test_table_shows_as_many_runs_as_fit(terminal):
     logger = lox.loggers.ConsoleLogger(file=terminal, every=NEVER, runs="apart")
     jax.vmap(training(logger))(keys(3))
     jax.effects_barrier()
@@ -459,7 +459,7 @@ def test_runs_side_by_side_as_many_as_there_is_room_for(terminal):
     assert "+59" in terminal.screen()[1].split()
 
 
-def test_more_keys_than_lines_are_all_left_at_the_end(terminal):
+def test_final_table_shows_keys_beyond_terminal_height(terminal):
     logger = lox.loggers.ConsoleLogger(file=terminal, every=NEVER)
     state = logger.init(0)
     logger.log(state, {f"key{i:03}": 1.0 * i for i in range(100)})
@@ -488,7 +488,7 @@ def test_two_loggers_share_the_screen(terminal):
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("25l")
 
 
-def test_somebody_elses_live_display_is_no_problem(monkeypatch):
+def test_other_live_display_does_not_fail(monkeypatch):
     rich = pytest.importorskip("rich")
     live = pytest.importorskip("rich.live")
     console = rich.get_console()
@@ -504,7 +504,7 @@ def test_somebody_elses_live_display_is_no_problem(monkeypatch):
     assert any(line.startswith("theirs") for line in terminal.screen())
 
 
-def test_writing_from_several_threads_while_it_is_drawn(terminal):
+def test_threads_can_write_while_table_is_drawn(terminal):
     logger = lox.loggers.ConsoleLogger(file=terminal, every=0.001)
     states = [logger.init(seed) for seed in range(4)]
 
@@ -621,7 +621,7 @@ def programs():
 
 
 @pytest.mark.parametrize("ending", ["finish", "raise", "interrupt", "exit"])
-def test_a_terminal_is_left_as_it_was(ending, programs):
+def test_terminal_is_restored(ending, programs):
     pytest.importorskip("rich")
     program = programs[ending]
     assert program.code == {"raise": 1, "interrupt": -signal.SIGINT}.get(ending, 0)
@@ -645,7 +645,7 @@ def test_a_terminal_is_left_as_it_was(ending, programs):
 
 
 @pytest.mark.parametrize("where", ["pipe", "absent", "dumb"])
-def test_lines_where_there_can_be_no_table(where, programs):
+def test_lines_replace_table_without_terminal(where, programs):
     program = programs[where]
     assert program.code == 0
     assert "\x1b" not in program.text
@@ -656,7 +656,7 @@ def test_lines_where_there_can_be_no_table(where, programs):
     assert "printed 5" in program.text and "warned 5" in program.text
 
 
-def test_rates_forget_the_time_before_the_first_row():
+def test_rate_ignores_time_before_first_row():
     """In which JAX was compiling."""
     meter = view._Meter(0.0, 0)
     assert meter.rate(10.0, 10) == 1.0

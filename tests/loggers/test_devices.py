@@ -14,7 +14,7 @@ from tests.loggers.backends import MemoryLogger, on_devices, rows, scanned
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"interval": 1}], ids=str)
-def test_devices_of_a_mesh_write_to_one_run(kind, options):
+def test_devices_of_mesh_write_to_one_run(kind, options):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
     spec = PartitionSpec("d")
     split = jax.shard_map(
@@ -27,7 +27,7 @@ def test_devices_of_a_mesh_write_to_one_run(kind, options):
     assert sorted(rows(calls)) == sorted(x * 2.0**i for x in range(4) for i in range(3))
 
 
-def test_a_program_begins_and_ends_a_run_that_its_devices_log_to():
+def test_program_starts_and_finishes_run_that_its_devices_log_to():
     """Their rows may come before `init`, and after `finish`."""
     split = on_devices(lambda x: scanned(x.sum())[None])
     expected = sorted(x * 2.0**i for x in range(4) for i in range(3))
@@ -49,7 +49,7 @@ def test_a_program_begins_and_ends_a_run_that_its_devices_log_to():
         assert lox.runs("store")[-1].config == {"first": 1.0}
 
 
-def test_logs_of_a_state_that_nobody_has_begun_here_are_kept():
+def test_rows_of_state_without_init_are_kept():
     """As after a restart, of devices without order."""
     split = on_devices(lambda x: scanned(x.sum(), 40)[None])
     state = lox.loggers.LoggerState(jnp.array([0, 3], jnp.uint32))
@@ -62,7 +62,7 @@ def test_logs_of_a_state_that_nobody_has_begun_here_are_kept():
 @pytest.mark.parametrize(
     ("exists", "count"), [("resume", 8), ("overwrite", 4), ("new", None)]
 )
-def test_devices_that_begin_a_run_again_wait_for_its_end(exists, count):
+def test_devices_that_restart_run_wait_for_its_end(exists, count):
     logger = lox.loggers.SaveLogger("store", exists=exists)
 
     @jax.jit
@@ -93,7 +93,7 @@ def test_devices_that_begin_a_run_again_wait_for_its_end(exists, count):
 @pytest.mark.parametrize(
     ("exists", "expected"), [("resume", [1, 2, 4, 2, 4, 8]), ("overwrite", [2, 4, 8])]
 )
-def test_a_run_without_order_may_begin_again(exists, expected):
+def test_unordered_run_can_start_again(exists, expected):
     logger = lox.loggers.SaveLogger("store", exists=exists)
 
     @jax.jit

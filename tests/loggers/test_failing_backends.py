@@ -15,7 +15,7 @@ from tests.loggers.backends import BrokenNumberLogger, NumberLogger, counting
 from tests.waiting import in_threads, join
 
 
-def test_a_run_that_is_refused_stops_no_other():
+def test_refused_run_does_not_affect_other_runs():
     lox.save({"x": 9.0}, "store", key=1)
     logger = lox.loggers.SaveLogger("store")
 
@@ -41,7 +41,7 @@ def test_a_run_that_is_refused_stops_no_other():
     assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
 
 
-def test_a_state_whose_run_is_refused_later_loses_no_row():
+def test_run_refused_in_later_program_loses_no_row():
     lox.save({"x": 9.0}, "store", key=1)
     states = lox.loggers.LoggerState(jnp.array([[0, 0], [0, 1], [0, 2]], jnp.uint32))
     logger = lox.loggers.SaveLogger("store")
@@ -55,7 +55,7 @@ def test_a_state_whose_run_is_refused_later_loses_no_row():
     assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
 
 
-def test_a_refused_init_under_vmap_is_raised_at_once():
+def test_refused_init_under_vmap_raises_at_once():
     lox.save({"x": 9.0}, "store", key=1)
     logger = lox.loggers.SaveLogger("store")
     with pytest.raises(
@@ -64,7 +64,7 @@ def test_a_refused_init_under_vmap_is_raised_at_once():
         jax.vmap(logger.init)(jax.vmap(jax.random.key)(jnp.arange(3)))
 
 
-def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
+def test_threads_that_abandon_backend_together_lose_no_row(monkeypatch):
     monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", 5)
     forever = threading.Event()
 
@@ -92,7 +92,7 @@ def test_threads_that_give_up_a_backend_together_lose_nothing(monkeypatch):
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("order", [1, -1])
-def test_warnings_as_errors_lose_no_row_of_those_that_work(background, order):
+def test_warnings_as_errors_lose_no_row_of_working_backends(background, order):
     """As they are in these tests, and in those of many users."""
     broken = BrokenNumberLogger(background=background)
     saved = lox.loggers.SaveLogger("store")
@@ -145,7 +145,7 @@ def test_warnings_as_errors_lose_no_state(background):
     assert sorted(kept) == [1.0, 2.0]
 
 
-def test_at_exit_one_that_fails_stops_no_other():
+def test_logger_that_fails_at_exit_does_not_affect_others():
     program = """
     import warnings
     import lox
@@ -177,7 +177,7 @@ def test_at_exit_one_that_fails_stops_no_other():
     assert "no network" in run.stderr
 
 
-def test_ctrl_c_while_it_finishes_loses_nothing():
+def test_ctrl_c_during_finish_loses_no_row():
     program = """
     import os, signal, threading
     import lox
@@ -208,7 +208,7 @@ def test_ctrl_c_while_it_finishes_loses_nothing():
     assert run.stdout.split() == [str(i) for i in range(100)]
 
 
-def test_a_backend_that_exits_is_one_that_fails():
+def test_backend_that_calls_exit_counts_as_failed():
     class Exits(NumberLogger):
         background = True
 
@@ -223,7 +223,7 @@ def test_a_backend_that_exits_is_one_that_fails():
     assert lox.load(".lox/unsent")["x"].tolist() == [0, 1, 2]
 
 
-def test_finish_does_not_wait_for_what_others_log_later():
+def test_finish_does_not_wait_for_later_rows_of_other_runs():
     logger = NumberLogger(background=True)
     first, second = logger.init(0), logger.init(1)
     done = threading.Event()
@@ -242,7 +242,7 @@ def test_finish_does_not_wait_for_what_others_log_later():
     logger.finish(first)
 
 
-def test_what_loggers_could_not_send_is_kept_apart():
+def test_unsent_rows_are_kept_per_logger():
     with pytest.warns(lox.LoxWarning, match="no network"):
         for value in (1.0, 2.0):
             logger = BrokenNumberLogger()
@@ -250,7 +250,7 @@ def test_what_loggers_could_not_send_is_kept_apart():
     assert [run.load()["x"] for run in lox.runs(".lox/unsent")] == [1.0, 2.0]
 
 
-def test_what_one_run_cannot_have_together_is_kept_in_two():
+def test_unsent_rows_that_do_not_fit_together_are_kept_in_two_runs():
     logger = BrokenNumberLogger()
     state = logger.init(0)
     with pytest.warns(lox.LoxWarning, match="no network"):
@@ -260,7 +260,7 @@ def test_what_one_run_cannot_have_together_is_kept_in_two():
     assert len(lox.runs(".lox/unsent")) == 3
 
 
-def test_a_forked_process_has_runs_of_its_own():
+def test_forked_process_has_its_own_runs():
     program = """
     import os, warnings
     import lox

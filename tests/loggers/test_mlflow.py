@@ -57,7 +57,7 @@ def train(key, n=20):
 
 
 @pytest.mark.parametrize("method", ["tap", "spool"])
-def test_every_seed_is_a_run_with_its_curves(uri, method):
+def test_vmap_logs_one_run_per_seed(uri, method):
     config = {"lr": 0.1, "net": {"width": 64}}
     logger = lox.loggers.MLflowLogger(method, config, tracking_uri=uri)
     keys = jax.random.split(jax.random.key(0), 4)
@@ -84,7 +84,7 @@ def test_every_seed_is_a_run_with_its_curves(uri, method):
             assert np.asarray(values)[order].tolist() == logs[curve].tolist()
 
 
-def test_rows_that_are_alike_are_all_kept(uri):
+def test_equal_rows_are_all_kept(uri):
     logger = lox.loggers.MLflowLogger("alike", tracking_uri=uri)
     state = logger.init(0)
     rows = lox.logdict({"x": np.ones(50)}, {"step": {"x": np.zeros(50)}}, stacked=True)
@@ -101,7 +101,7 @@ def test_rows_that_are_alike_are_all_kept(uri):
     assert history(client, run, "i") == ([0], [2.0**40])
 
 
-def test_infinities_are_told_from_what_is_finite(uri):
+def test_infinities_are_distinguished_from_finite_numbers(uri):
     """MLflow has no place for them: they arrive as the largest numbers of 64 bits."""
     logger = lox.loggers.MLflowLogger("infinite", tracking_uri=uri)
     state = logger.init(0)
@@ -115,7 +115,7 @@ def test_infinities_are_told_from_what_is_finite(uri):
     assert np.isnan(nothing) and finite == float(rows[3])
 
 
-def test_the_smallest_numbers_are_kept(uri):
+def test_subnormal_numbers_are_kept(uri):
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0], np.float32)
     logger = lox.loggers.MLflowLogger("small", tracking_uri=uri)
 
@@ -135,7 +135,7 @@ def test_the_smallest_numbers_are_kept(uri):
     assert np.float32(values).tolist() == numbers.tolist()
 
 
-def test_names_that_mlflow_does_not_take_are_changed_and_stay_apart(uri):
+def test_invalid_names_are_changed_and_stay_distinct(uri):
     logger = lox.loggers.MLflowLogger("names", {"a[0]": 1}, tracking_uri=uri)
     state = logger.init(0)
     logger.log(state, {"a[0]": 1.0, "a(0)": 2.0, "ключ/b": 3.0, "/": 4.0, "../x": 5.0})
@@ -177,14 +177,14 @@ def ended(uri):
     ("last", "status"),
     [("raise KeyError", "FAILED"), ("raise KeyboardInterrupt", "KILLED")],
 )
-def test_a_run_that_an_exception_has_ended_has_failed(uri, ended, last, status):
+def test_run_ended_by_exception_has_failed(uri, ended, last, status):
     client, found = runs(uri, last)
     first, second = (found[f"00000000-0000000{i}"] for i in (1, 2))
     assert (first.info.status, second.info.status) == ("FINISHED", status)
     assert history(client, second, "x")[1] == [1.0]
 
 
-def test_a_store_that_cannot_be_opened_stops_nothing(tmp_path):
+def test_unreachable_tracking_store_does_not_stop_the_program(tmp_path):
     (tmp_path / "file").write_text("")
     uri = f"sqlite:///{tmp_path}/file/mlflow.db"
     logger = lox.loggers.MLflowLogger(tracking_uri=uri)
@@ -196,7 +196,7 @@ def test_a_store_that_cannot_be_opened_stops_nothing(tmp_path):
     assert found == lox.spool(train)(jax.random.key(0))[1]
 
 
-def test_what_is_not_installed_is_said(monkeypatch):
+def test_missing_package_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match=r"needs mlflow.*jax-lox\[mlflow\]"):
         lox.loggers.MLflowLogger()

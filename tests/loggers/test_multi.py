@@ -23,7 +23,7 @@ from tests.loggers.backends import (
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_several_loggers_get_the_same(method):
+def test_multi_logger_gives_all_loggers_the_same_rows(method):
     first, second = MemoryLogger(), MemoryLogger()
     logger = lox.loggers.MultiLogger(first, second)
     key = jax.random.key(0)
@@ -39,7 +39,7 @@ def test_several_loggers_get_the_same(method):
         lox.loggers.MultiLogger(first, "disk")
 
 
-def test_one_that_fails_stops_neither_the_program_nor_the_others():
+def test_multi_logger_continues_when_one_logger_fails():
     memory = MemoryLogger()
     logger = lox.loggers.MultiLogger(BrokenLogger(), memory)
     state = logger.init(7)
@@ -55,7 +55,7 @@ def test_one_that_fails_stops_neither_the_program_nor_the_others():
     assert found == lox.spool(scanned)(1.0)[1]
 
 
-def test_of_several_loggers_all_begin_or_none():
+def test_multi_logger_opens_run_in_all_loggers_or_none():
     lox.loggers.SaveLogger("store").init(0)
     memory = MemoryLogger()
     logger = lox.loggers.MultiLogger(memory, lox.loggers.SaveLogger("store"))
@@ -65,7 +65,7 @@ def test_of_several_loggers_all_begin_or_none():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_subclass_of_a_logger_may_write_otherwise(several):
+def test_subclass_can_override_write(several):
     logger = DoublingLogger("store")
     if several:
         logger = lox.loggers.MultiLogger(logger, MemoryLogger())
@@ -77,7 +77,7 @@ def test_a_subclass_of_a_logger_may_write_otherwise(several):
 
 
 @pytest.mark.parametrize("kind", ["SaveLogger", "CSVLogger", "JSONLinesLogger"])
-def test_a_run_that_one_refuses_is_begun_by_no_other(kind):
+def test_multi_logger_refuses_run_that_one_logger_refuses(kind):
     logger = getattr(lox.loggers, kind)
     logger("second").init(1)
     both = lox.loggers.MultiLogger(logger("first"), logger("second"))
@@ -92,7 +92,7 @@ def test_a_run_that_one_refuses_is_begun_by_no_other(kind):
     other.finish(other.init(1))
 
 
-def test_a_run_that_one_refuses_in_a_program_goes_to_the_others():
+def test_multi_logger_in_program_gives_refused_run_to_other_loggers():
     lox.save({"x": 0.0}, "store", key=1)
     memory = MemoryLogger()
     saved = lox.loggers.SaveLogger("store", config={"lr": 0.1})
@@ -115,7 +115,7 @@ def test_a_run_that_one_refuses_in_a_program_goes_to_the_others():
     assert unsent.load()["x"].tolist() == expected[1] and unsent.config == {"lr": 0.1}
 
 
-def test_lanes_of_one_key_are_told_of_at_once():
+def test_repeated_key_under_vmap_is_reported_at_once():
     logger = MemoryLogger()
     run = jax.jit(jax.vmap(lambda x: logger.tap(scanned, logger.init(7))(x)))
     with pytest.warns(lox.LoxWarning, match="each lane of a `jax.vmap`") as seen:
@@ -126,7 +126,7 @@ def test_lanes_of_one_key_are_told_of_at_once():
     assert len(rows(logger.runs[0, 7])) == 9  # and nothing is lost
 
 
-def test_a_store_that_is_removed_while_it_is_written_is_reported():
+def test_store_removed_while_writing_is_reported():
     logger = lox.loggers.SaveLogger("store")
     state = logger.init(0)
     logger.log(state, {"x": 1})
@@ -140,7 +140,7 @@ def test_a_store_that_is_removed_while_it_is_written_is_reported():
 # --- slow backends -----------------------------------------------------------
 
 
-def test_an_empty_multi_logger_does_nothing():
+def test_multi_logger_without_loggers_does_nothing():
     def f(x):
         lox.log({"x": x})
         return x + 1

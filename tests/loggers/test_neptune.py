@@ -95,7 +95,7 @@ def train(key, n=5):
     [("tap", {}), ("tap", {"buffer": 2}), ("spool", {})],
     ids=["tap", "buffer", "spool"],
 )
-def test_a_run_of_neptune_is_what_was_spooled(method, options, capfd):
+def test_neptune_run_equals_spooled_logs(method, options, capfd):
     logger = lox.neptune.NeptuneLogger(
         "me/tests",
         config={"lr": 0.1, "net": {"width": 8}, "layers": [1, 2], "none": None},
@@ -118,7 +118,7 @@ def test_a_run_of_neptune_is_what_was_spooled(method, options, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_sixty_four_seeds_are_sixty_four_runs_in_a_group():
+def test_vmap_of_64_seeds_logs_64_runs_in_one_group():
     logger = lox.neptune.NeptuneLogger()
 
     @jax.jit
@@ -139,7 +139,7 @@ def test_sixty_four_seeds_are_sixty_four_runs_in_a_group():
         assert runs[name_of(key)].series == series_of(lox.spool(train)(key)[1])
 
 
-def test_numbers_that_are_not_finite_are_kept_beside():
+def test_numbers_that_are_not_finite_are_a_separate_series():
     logger = lox.neptune.NeptuneLogger()
     state = logger.init(0)
     numbers = np.array([1, np.nan, np.inf, 0.1, -np.inf], np.float32)
@@ -156,7 +156,7 @@ def test_numbers_that_are_not_finite_are_kept_beside():
     }
 
 
-def test_names_that_neptune_cannot_have_are_changed():
+def test_invalid_names_are_changed():
     logger = lox.neptune.NeptuneLogger(config={"x": 0})
     state = logger.init(0)
     names = ["a", "a/b", "c/d", "c", "/a/", "sys/x", "sys", "", "//", "parameters/x"]
@@ -171,7 +171,7 @@ def test_names_that_neptune_cannot_have_are_changed():
     }
 
 
-def test_histograms_and_images_are_logged_when_asked_for():
+def test_histograms_and_images_are_logged_if_selected():
     logger = lox.neptune.NeptuneLogger(
         histograms="grads/*", images=["image", "gray", "flat"]
     )
@@ -221,7 +221,7 @@ def test_debug_mode_writes_nothing():
     assert not written()
 
 
-def test_the_environment_chooses_the_mode(monkeypatch):
+def test_environment_variable_sets_the_mode(monkeypatch):
     monkeypatch.setenv("NEPTUNE_MODE", "debug")
     logger = lox.neptune.NeptuneLogger()
     logger.finish(logger.init(0))
@@ -231,7 +231,7 @@ def test_the_environment_chooses_the_mode(monkeypatch):
 # --- the functions -----------------------------------------------------------
 
 
-def test_functions_inside_and_outside_of_jax():
+def test_functions_work_inside_and_outside_jit():
     @jax.jit
     @jax.vmap
     def run(key):
@@ -261,7 +261,7 @@ def test_functions_inside_and_outside_of_jax():
 # --- when it fails -----------------------------------------------------------
 
 
-def test_a_program_that_ends_without_finish_loses_nothing():
+def test_program_without_finish_loses_no_row():
     program = """
     import sys
     import lox.neptune
@@ -277,7 +277,7 @@ def test_a_program_that_ends_without_finish_loses_nothing():
     assert run.series == {"x": [(-i, i) for i in range(300)]}
 
 
-def test_the_service_that_is_gone_costs_no_rows():
+def test_missing_api_token_loses_no_row():
     # without a token the client cannot even try
     with pytest.warns(
         lox.LoxWarning, match="NeptuneLogger: it failed.*MissingApiToken"
@@ -289,7 +289,7 @@ def test_the_service_that_is_gone_costs_no_rows():
     assert logs["x"].item() == 3 and logs.step["x"].item() == 1
 
 
-def test_a_missing_package_is_explained(monkeypatch):
+def test_missing_package_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "neptune", None)
     for begin in (lox.neptune.NeptuneLogger, lox.neptune.init):
         with pytest.raises(ImportError, match=r"needs neptune.*jax-lox\[neptune\]"):

@@ -31,7 +31,7 @@ class SlowLogger(MemoryLogger):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_slow_backend_does_not_keep_the_program_waiting(method):
+def test_slow_backend_does_not_block_the_program(method):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -70,7 +70,7 @@ def goes_on_when_the_program_waits(logger):
     threading.Thread(target=release, daemon=True).start()
 
 
-def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
+def test_full_queue_blocks_the_program_and_drops_nothing(monkeypatch):
     monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", 4)
     logger = SlowLogger()
     logger.may_go_on.clear()
@@ -83,7 +83,7 @@ def test_a_full_queue_makes_the_program_wait_and_drops_nothing(monkeypatch):
     assert rows(next(iter(logger.runs.values()))) == [2.0**i for i in range(50)]
 
 
-def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
+def test_queue_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_BYTES", 1000)
     logger = SlowLogger()
     logger.may_go_on.clear()
@@ -97,7 +97,7 @@ def test_a_queue_is_bounded_in_bytes_too(monkeypatch):
 
 
 @pytest.mark.parametrize("jobs", [2, 1000], ids=["full queue", "at the end"])
-def test_a_backend_that_hangs_is_given_up(monkeypatch, jobs):
+def test_backend_that_hangs_is_abandoned(monkeypatch, jobs):
     monkeypatch.setattr(lox.loggers._runs.queue, "_MAX_JOBS", jobs)
     logger, memory = SlowLogger(), MemoryLogger()
     logger.patience = 0.2
@@ -133,7 +133,7 @@ class KeepingLogger(MemoryLogger):
         self.kept = []
 
 
-def test_what_a_backend_keeps_back_is_sent_when_there_is_time():
+def test_rows_kept_by_backend_are_sent_when_idle():
     logger = KeepingLogger()
     state = logger.init(0)
     logger.tap(scanned, state)(1.0)
@@ -141,7 +141,7 @@ def test_what_a_backend_keeps_back_is_sent_when_there_is_time():
     assert rows(logger.sent) == [1, 2, 4] and not logger.kept
 
 
-def test_what_a_backend_kept_back_and_could_not_send_is_on_disk():
+def test_rows_that_backend_could_not_send_are_on_disk():
     logger = KeepingLogger(fails=True)
     state = logger.init(7)
     with pytest.warns(lox.LoxWarning, match="KeepingLogger: it failed.*no network"):
@@ -151,7 +151,7 @@ def test_what_a_backend_kept_back_and_could_not_send_is_on_disk():
     assert found == lox.spool(scanned)(1.0)[1]
 
 
-def test_what_waits_in_the_queue_is_sent_when_python_ends():
+def test_queued_rows_are_sent_at_exit():
     program = """
     import atexit, threading
     import lox.loggers
@@ -186,7 +186,7 @@ def test_what_waits_in_the_queue_is_sent_when_python_ends():
     assert "the user's own" in run.stderr and "LoxWarning" not in run.stderr
 
 
-def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
+def test_forked_process_does_not_finish_runs_of_its_parent():
     program = """
     import os, sys, warnings
     import lox.loggers
@@ -211,7 +211,7 @@ def test_a_process_that_is_forked_does_not_end_the_runs_of_its_parent():
     assert run.stdout == "closed by True\n", run.stderr
 
 
-def test_values_that_wait_are_those_that_were_logged():
+def test_queued_values_are_copies():
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
@@ -224,7 +224,7 @@ def test_values_that_wait_are_those_that_were_logged():
     assert rows(next(iter(logger.runs.values()))) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_values_are_sent_with_their_steps():
+def test_queued_values_are_sent_with_their_steps():
     logger = MemoryLogger()
 
     @jax.vmap
@@ -241,7 +241,7 @@ def test_values_are_sent_with_their_steps():
         logger.log(logger.init(7), lox.logdict({"x": 1.0}), step=3)
 
 
-def test_many_runs_that_fail_for_one_reason_say_so_once():
+def test_runs_that_fail_for_one_reason_warn_once():
     logger = BrokenLogger()
     states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 8))
     with pytest.warns(lox.LoxWarning, match="no network") as seen:
@@ -252,7 +252,7 @@ def test_many_runs_that_fail_for_one_reason_say_so_once():
     assert len(lox.runs(".lox/unsent")) == 8
 
 
-def test_a_queue_works_where_no_thread_can_be_started(monkeypatch):
+def test_queue_works_without_threads(monkeypatch):
     """As some versions of Python have it while they exit."""
     logger = SlowLogger()
     state = logger.init(0)

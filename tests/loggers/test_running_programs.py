@@ -28,7 +28,7 @@ def slowly(x):
 # --- programs that are still running -----------------------------------------
 
 
-def test_finish_and_log_come_after_what_runs():
+def test_finish_and_log_wait_for_running_program():
     logger = NumberLogger()
     state = logger.init(0)
     run = jax.jit(lambda state, x: logger.tap(counting, state)(x[0, 0] * 0))
@@ -42,7 +42,7 @@ def test_finish_and_log_come_after_what_runs():
     assert list(logger.runs.values()) == [[0, 1, 2, 0, 1, 2, 9, 0, 1, 2]]
 
 
-def test_rows_of_a_program_that_runs_when_python_ends_are_there(tmp_path):
+def test_program_running_at_exit_loses_no_row(tmp_path):
     program = """
     import jax, jax.numpy as jnp, lox
 
@@ -64,7 +64,7 @@ def test_rows_of_a_program_that_runs_when_python_ends_are_there(tmp_path):
     assert len(lox.load("store")["x"]) == 500
 
 
-def test_a_logger_can_be_called_in_a_callback():
+def test_logger_can_be_called_in_tap_callback():
     logger = NumberLogger()
     state = logger.init(0)
     tapped = lox.tap(counting, lambda logs: logger.log(state, logs))
@@ -82,7 +82,7 @@ def test_a_logger_can_be_called_in_a_callback():
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_run_is_finished_after_what_has_no_order(background):
+def test_finish_waits_for_unordered_rows(background):
     logger = NumberLogger(background=background)
 
     @jax.jit
@@ -100,7 +100,7 @@ def test_a_run_is_finished_after_what_has_no_order(background):
 
 
 @pytest.mark.parametrize("axes", [{"d"}, {"d", "e"}], ids=["some axes", "all axes"])
-def test_devices_share_a_run_until_the_last_has_logged(axes):
+def test_finish_waits_for_all_devices(axes):
     mesh = jax.make_mesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
     logger = NumberLogger()
 
@@ -136,7 +136,7 @@ def overtaken(logger, words=(0, 7), rows=5):
 
 @pytest.mark.parametrize("most", [100, 2], ids=["early", "begun by itself"])
 @pytest.mark.parametrize("background", [False, True])
-def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch):
+def test_late_init_adopts_run_and_config(most, background, monkeypatch):
     monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", most)
     logger = lox.loggers.SaveLogger("store", config={"model": "mlp"})
     logger.background = background
@@ -146,7 +146,7 @@ def test_a_late_init_adopts_the_run_and_its_config(most, background, monkeypatch
     assert run.load()["x"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
+def test_late_init_reaches_all_loggers_of_multi_logger(monkeypatch):
     monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", 2)
     text = lox.loggers.JSONLinesLogger("lines")
     saved = lox.loggers.SaveLogger("store")
@@ -156,7 +156,7 @@ def test_a_late_init_reaches_all_of_several_loggers(monkeypatch):
     assert json.loads(config.read_text()) == {"lr": 0.1}
 
 
-def test_a_config_that_comes_too_late_for_a_backend_is_reported(monkeypatch):
+def test_late_config_that_backend_cannot_set_is_reported(monkeypatch):
     monkeypatch.setattr("lox.loggers._runs.open_runs._MAX_EARLY", 2)
     logger = NumberLogger()
     with pytest.warns(lox.LoxWarning, match="without its config"):
@@ -164,7 +164,7 @@ def test_a_config_that_comes_too_late_for_a_backend_is_reported(monkeypatch):
     assert logger.runs == {(0, 7): [0, 1, 2, 3, 4]} and logger.closed == [(0, 7)]
 
 
-def test_a_run_that_no_program_begins_is_written_at_once():
+def test_run_without_init_is_written_at_once():
     """As after a restart, when a state comes from a checkpoint."""
     logger = NumberLogger()
     logger._unordered = True
@@ -175,7 +175,7 @@ def test_a_run_that_no_program_begins_is_written_at_once():
 # --- which calls come from a callback, and what tracing leaves behind --------
 
 
-def test_init_under_tree_map_is_not_taken_for_a_call_from_a_callback():
+def test_init_under_tree_map_is_not_mistaken_for_callback():
     """It waits for programs that still run, and raises what it has to say."""
     logger = NumberLogger()
     states = jax.tree.map(logger.init, [1, 2])
@@ -189,7 +189,7 @@ def test_init_under_tree_map_is_not_taken_for_a_call_from_a_callback():
 
 
 @pytest.mark.parametrize("callback", [jax.debug.callback, jax.pure_callback])
-def test_a_logger_may_be_used_in_a_callback_of_jax(callback):
+def test_logger_can_be_called_in_jax_callback(callback):
     logger = NumberLogger()
 
     def host(x):
@@ -209,7 +209,7 @@ def test_a_logger_may_be_used_in_a_callback_of_jax(callback):
     assert logger.runs == {(0, 3): [3.0]}
 
 
-def test_tracing_a_tapped_function_changes_nothing_of_the_logger():
+def test_tracing_does_not_change_the_logger():
     logger = NumberLogger()
     state = logger.init(0)
     before = dict(vars(logger))
@@ -225,7 +225,7 @@ def test_tracing_a_tapped_function_changes_nothing_of_the_logger():
 
 
 @pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"ordered": False}], ids=str)
-def test_loggers_made_anew_share_a_compiled_program(options):
+def test_new_loggers_share_a_compiled_program(options):
     traced, loggers = [], [NumberLogger() for _ in range(4)]
 
     def program(x):
@@ -242,7 +242,7 @@ def test_loggers_made_anew_share_a_compiled_program(options):
         assert words == (0, i) and list(rows) == [10 * i, 10 * i + 1, 10 * i + 2]
 
 
-def test_a_logger_is_garbage_when_its_run_is_finished():
+def test_logger_is_collected_after_its_run_is_finished():
     gone = []
 
     def program(x):
@@ -259,7 +259,7 @@ def test_a_logger_is_garbage_when_its_run_is_finished():
     assert sorted(gone) == [0, 1, 2]
 
 
-def test_two_loggers_in_two_threads_share_a_program():
+def test_loggers_in_two_threads_share_a_program():
     loggers = [NumberLogger() for _ in range(2)]
 
     def program(x):

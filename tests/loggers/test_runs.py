@@ -30,7 +30,7 @@ from tests.waiting import in_threads
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_a_run_gets_its_logs(method, wrap):
+def test_run_receives_its_logs(method, wrap):
     logger = MemoryLogger()
     key = jax.random.key(3)
     state = logger.init(key)
@@ -46,7 +46,7 @@ def test_a_run_gets_its_logs(method, wrap):
     assert logger.closed == [words(key)]
 
 
-def test_init_and_finish_inside_jit_and_scan():
+def test_init_and_finish_work_inside_jit_and_scan():
     logger = MemoryLogger()
 
     @jax.jit
@@ -65,7 +65,7 @@ def test_init_and_finish_inside_jit_and_scan():
     assert rows(calls) == [1, 2, 4, 8, 16, 32, 64] and len(logger.closed) == 1
 
 
-def test_options_are_those_of_tap_and_spool():
+def test_logger_accepts_options_of_tap_and_spool():
     logger = MemoryLogger()
     state = logger.init(0)
     (calls,) = logger.runs.values()
@@ -86,7 +86,7 @@ def test_options_are_those_of_tap_and_spool():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_results_and_gradients_are_untouched(method):
+def test_logger_does_not_change_results_or_gradients(method):
     logger = MemoryLogger()
     run = getattr(logger, method)(scanned, logger.init(0))
     assert jax.grad(run)(1.0) == 8
@@ -94,7 +94,7 @@ def test_results_and_gradients_are_untouched(method):
     assert rows(next(iter(logger.runs.values()))) == [1, 2, 4]
 
 
-def test_static_arguments_and_keywords():
+def test_logger_supports_static_arguments_and_keywords():
     logger = MemoryLogger()
     state = logger.init(0)
     run = logger.tap(scanned, state, static_argnums=1)
@@ -125,7 +125,7 @@ def ragged(n):
     ],
 )
 @pytest.mark.parametrize("around", [True, False])
-def test_every_lane_is_a_run_of_its_own(jit, method, options, around):
+def test_vmap_logs_one_run_per_lane(jit, method, options, around):
     logger = MemoryLogger()
     keys = jax.random.split(jax.random.key(0), 4)
     ns = jnp.array([3, 0, 1, 5])
@@ -145,7 +145,7 @@ def test_every_lane_is_a_run_of_its_own(jit, method, options, around):
         assert rows(logger.runs[words(key)]) == list(range(n))
 
 
-def test_sixty_four_lanes_are_one_call_of_the_host(monkeypatch):
+def test_vmap_of_64_lanes_makes_one_host_call(monkeypatch):
     logger = MemoryLogger()
     keys = jax.random.split(jax.random.key(0), 64)
     states = jax.vmap(logger.init)(keys)
@@ -156,14 +156,14 @@ def test_sixty_four_lanes_are_one_call_of_the_host(monkeypatch):
         assert rows(logger.runs[words(key)]) == [i, 2 * i, 4 * i]
 
 
-def test_lanes_inside_a_run_belong_to_it():
+def test_vmap_inside_run_logs_lanes_to_that_run():
     logger = MemoryLogger()
     key = jax.random.key(0)
     logger.tap(jax.vmap(scanned), logger.init(key))(jnp.array([1.0, 10.0]))
     assert sorted(rows(logger.runs[words(key)])) == [1, 2, 4, 10, 20, 40]
 
 
-def test_states_that_do_not_fit_are_explained():
+def test_state_of_wrong_shape_raises_error_with_remedy():
     logger = MemoryLogger()
     states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 3))
     with pytest.raises(lox.LoxValueError, match=r"'x'.*\(2,\) lanes.*\(3,\) runs"):
@@ -177,7 +177,7 @@ def test_states_that_do_not_fit_are_explained():
 # --- keys --------------------------------------------------------------------
 
 
-def test_one_key_is_one_run():
+def test_same_key_is_the_same_run():
     logger = MemoryLogger()
     state = logger.init(0)
     with pytest.raises(lox.LoxValueError, match="00000000-00000000 open.*own"):
@@ -190,7 +190,7 @@ def test_one_key_is_one_run():
     logger.log(logger.init(0), {"x": 1.0})
 
 
-def test_without_a_key_a_run_is_new():
+def test_init_without_key_creates_new_run():
     logger = MemoryLogger()
     first, second = logger.init(), logger.init()
     assert first.words.tolist() != second.words.tolist() and len(logger.runs) == 2
@@ -202,7 +202,7 @@ def test_without_a_key_a_run_is_new():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_saved_runs_are_what_was_spooled(method):
+def test_saved_run_equals_spooled_logs(method):
     logger = lox.loggers.SaveLogger("store", config={"lr": 0.1})
     keys = jax.random.split(jax.random.key(0), 3)
     states = jax.vmap(logger.init)(keys)
@@ -245,7 +245,7 @@ def logs_now_and_then(x, n):
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
-def test_what_is_saved_has_the_axes_of_what_is_spooled(options, n, wrap):
+def test_saved_run_has_axes_of_spooled_logs(options, n, wrap):
     """Also where a loop has given a single row, which has a time axis."""
     logger = lox.loggers.SaveLogger("store")
     xs = jnp.float32(1.0) if wrap is not jax.vmap else jnp.arange(1.0, 4.0)
@@ -261,7 +261,7 @@ def test_what_is_saved_has_the_axes_of_what_is_spooled(options, n, wrap):
         assert all(found[key].shape == expected[key].shape for key in expected)
 
 
-def test_prng_keys_are_saved_as_their_data_by_a_program():
+def test_prng_keys_logged_by_program_are_saved_as_key_data():
     def f(xs):
         def body(carry, x):
             lox.log({"key": jax.random.key(x), "x": x}, step=x)
@@ -283,7 +283,7 @@ def test_prng_keys_are_saved_as_their_data_by_a_program():
 
 
 @pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
-def test_every_run_can_have_a_config_of_its_own(jit):
+def test_init_sets_config_per_run(jit):
     saved = lox.loggers.SaveLogger("store", config={"net": "mlp", "lr": 0})
     text = lox.loggers.JSONLinesLogger("text")
     logger = lox.loggers.MultiLogger(saved, text)
@@ -313,7 +313,7 @@ def test_every_run_can_have_a_config_of_its_own(jit):
         logger.init(10, config=3)
 
 
-def test_what_is_not_sent_has_the_config_of_its_run():
+def test_unsent_rows_keep_config_of_their_run():
     logger = BrokenLogger({"net": "mlp"})
     with pytest.warns(lox.LoxWarning, match="no network"):
         jax.vmap(lambda k, lr: logger.tap(scanned, logger.init(k, {"lr": lr}))(lr))(
@@ -323,7 +323,7 @@ def test_what_is_not_sent_has_the_config_of_its_run():
     assert sorted(found, key=str) == [{"net": "mlp", "lr": lr} for lr in (0.5, 1.0)]
 
 
-def test_a_run_that_exists_is_refused_unless_asked_for():
+def test_existing_run_is_refused_unless_allowed():
     for exists, expected in (("new", [1]), ("resume", [1, 2]), ("overwrite", [3])):
         logger = lox.loggers.SaveLogger("store", exists=exists)
         state = logger.init(0)
@@ -339,7 +339,7 @@ def test_a_run_that_exists_is_refused_unless_asked_for():
 # --- the line that a warning names -------------------------------------------
 
 
-def test_a_warning_from_a_callback_names_a_line_of_the_program():
+def test_warning_from_callback_names_line_of_program():
     def f(n):
         def body(i):
             lox.log({"i": i})
@@ -356,7 +356,7 @@ def test_a_warning_from_a_callback_names_a_line_of_the_program():
     assert all(warning.lineno > 1 for warning in seen)
 
 
-def test_a_line_is_named_on_a_thread_without_one():
+def test_warning_on_thread_without_user_code_names_a_line():
     found = []
     # builtins have no frames
     in_threads(found.extend, [(map(user_source, [()]),)])

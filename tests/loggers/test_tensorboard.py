@@ -42,7 +42,7 @@ def curve(found, name):
 
 @pytest.mark.parametrize("method", ["tap", "spool"])
 @pytest.mark.parametrize("options", [{}, {"interval": 2}], ids=str)
-def test_curves_of_every_seed_come_back(tmp_path, method, options):
+def test_tensorboard_reads_curves_of_every_seed(tmp_path, method, options):
     logger = lox.loggers.TensorBoardLogger(tmp_path)
     keys = jax.random.split(jax.random.key(0), 8)
 
@@ -66,7 +66,7 @@ def test_curves_of_every_seed_come_back(tmp_path, method, options):
 
 
 @pytest.mark.parametrize("buffer", [None, 7])
-def test_any_step_and_any_number(tmp_path, buffer):
+def test_tensorboard_reads_any_step_and_number(tmp_path, buffer):
     steps = [5, 3, 3, 0, 127, 128, 2**31 - 1, -1]
     values = [0.0, -1.5, np.nan, np.inf, 1e-45, 3e38, -np.inf, 1.0]
 
@@ -88,7 +88,7 @@ def test_any_step_and_any_number(tmp_path, buffer):
     assert curve(found, "n")[1] == np.float32(steps).tolist()
 
 
-def test_large_integers_and_steps_of_64_bits(tmp_path):
+def test_tensorboard_reads_large_integers_and_64_bit_steps(tmp_path):
     logger = lox.loggers.TensorBoardLogger(tmp_path)
     state = logger.init(0)
     for rows in (1, 2):
@@ -103,7 +103,7 @@ def test_large_integers_and_steps_of_64_bits(tmp_path):
     )
 
 
-def test_rows_without_a_step_are_counted(tmp_path):
+def test_rows_without_step_are_numbered(tmp_path):
     logger = lox.loggers.TensorBoardLogger(tmp_path, step="episode")
     state = logger.init(0)
     for i in range(3):
@@ -124,7 +124,7 @@ def test_rows_without_a_step_are_counted(tmp_path):
     assert curve(found, "t") == ([0, 1, 2], [0.0, 0.5, 0.75])
 
 
-def test_arrays_are_shown_when_they_are_asked_for(tmp_path):
+def test_arrays_are_written_as_histograms_or_images_if_selected(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=1000)
     pixels = rng.uniform(size=(4, 6, 3))
@@ -158,7 +158,7 @@ def test_arrays_are_shown_when_they_are_asked_for(tmp_path):
     )
 
 
-def test_hyperparameters_are_in_the_table_of_tensorboard(tmp_path):
+def test_config_is_written_as_hyperparameters(tmp_path):
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
     config = {"lr": 0.1, "net": {"width": 64, "norm": True}, "name": "a", "dims": [1]}
@@ -183,7 +183,7 @@ def test_hyperparameters_are_in_the_table_of_tensorboard(tmp_path):
     assert metadata.SESSION_END_INFO_TAG in found.summary_metadata
 
 
-def test_what_tensorboard_serves_is_what_was_logged(tmp_path):
+def test_tensorboard_server_returns_logged_values(tmp_path):
     """Through the server's own way to the data, which converts old formats first."""
     from tensorboard.backend.event_processing import (
         data_provider,
@@ -212,7 +212,7 @@ def test_what_tensorboard_serves_is_what_was_logged(tmp_path):
     assert "hparams" in multiplexer.ActivePlugins()
 
 
-def test_a_run_is_there_while_it_is_written_and_after_a_crash(tmp_path):
+def test_run_is_readable_while_written_and_after_crash(tmp_path):
     for value in (1.0, 2.0):
         logger = lox.loggers.TensorBoardLogger(tmp_path)
         logger.log(logger.init(0), {"x": value})
@@ -226,7 +226,7 @@ def test_a_run_is_there_while_it_is_written_and_after_a_crash(tmp_path):
     assert curve(read(run), "x")[1] == [2.0]
 
 
-def test_a_disk_that_is_full_for_a_while_spoils_no_record(tmp_path):
+def test_temporarily_full_disk_damages_no_record(tmp_path):
     logger = lox.loggers.TensorBoardLogger(tmp_path)
     state = logger.init(0)
     logger.log(state, {"x": 1.0})
@@ -256,7 +256,7 @@ def test_a_disk_that_is_full_for_a_while_spoils_no_record(tmp_path):
     assert curve(read(next(tmp_path.iterdir())), "x")[1] == [1.0, 3.0]
 
 
-def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, monkeypatch):
+def test_rows_of_removed_run_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = lox.loggers.TensorBoardLogger("there", {"lr": 0.1}, histograms="h")
     state = logger.init(0)
@@ -271,7 +271,7 @@ def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, monkeypatch):
     assert not pathlib.Path("there").exists()
 
 
-def test_a_run_that_was_removed_when_it_had_all_its_rows_ends_quietly(tmp_path):
+def test_run_removed_after_its_last_row_finishes_quietly(tmp_path):
     logger = lox.loggers.TensorBoardLogger(tmp_path / "there", {"lr": 0.1})
     state = logger.init(0)
     logger.log(state, {"x": 0})
@@ -279,7 +279,7 @@ def test_a_run_that_was_removed_when_it_had_all_its_rows_ends_quietly(tmp_path):
     logger.finish(state)
 
 
-def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_at_construction(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "first")
@@ -296,7 +296,7 @@ def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, monkeypatch):
         assert curve(found, "x")[1] == [1.0]
 
 
-def test_checksums_of_many_rows_are_those_of_each():
+def test_checksums_of_many_rows_equal_checksums_of_each():
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (50, 33), dtype=np.uint8)
     many = event_file.masked_crcs(rows).tolist()

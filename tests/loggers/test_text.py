@@ -42,7 +42,7 @@ def train(key, n=20):
 
 @both
 @pytest.mark.parametrize("method", ["tap", "spool"])
-def test_every_seed_is_a_file_with_its_rows(tmp_path, kind, method):
+def test_vmap_writes_one_file_per_seed(tmp_path, kind, method):
     logger = KINDS[kind](tmp_path, config={"lr": 0.1})
     keys = jax.random.split(jax.random.key(0), 4)
 
@@ -72,7 +72,7 @@ def test_every_seed_is_a_file_with_its_rows(tmp_path, kind, method):
 
 
 @both
-def test_numbers_of_every_kind_come_back(tmp_path, kind):
+def test_numbers_of_every_kind_are_read_back(tmp_path, kind):
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)
     values = {
@@ -91,7 +91,7 @@ def test_numbers_of_every_kind_come_back(tmp_path, kind):
 
 
 @both
-def test_prng_keys_are_their_data(tmp_path, kind):
+def test_prng_keys_are_written_as_key_data(tmp_path, kind):
     logger = lox.loggers.MultiLogger(KINDS[kind](tmp_path))
     state = logger.init(0)
     logger.log(state, {"key": jax.random.key(7)})
@@ -101,7 +101,7 @@ def test_prng_keys_are_their_data(tmp_path, kind):
 
 
 @both
-def test_what_is_not_logged_together_has_rows_of_its_own(tmp_path, kind):
+def test_keys_not_logged_together_have_separate_rows(tmp_path, kind):
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)
     logger.log(state, {"a": 1, "w": np.arange(3.0), "net": {"b": [2, 3]}})
@@ -119,7 +119,7 @@ def test_what_is_not_logged_together_has_rows_of_its_own(tmp_path, kind):
 
 
 @both
-def test_a_run_that_exists_is_refused_unless_asked_for(tmp_path, kind):
+def test_existing_run_is_refused_unless_allowed(tmp_path, kind):
     for exists, expected in (("new", [1]), ("resume", [1, 2]), ("overwrite", [3])):
         logger = KINDS[kind](tmp_path, exists=exists)
         state = logger.init(0)
@@ -147,7 +147,7 @@ def test_a_run_that_exists_is_refused_unless_asked_for(tmp_path, kind):
 
 
 @both
-def test_a_line_that_was_cut_off_is_removed_when_the_run_is_resumed(tmp_path, kind):
+def test_truncated_line_is_removed_on_resume(tmp_path, kind):
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)
     for i in range(3):
@@ -162,7 +162,7 @@ def test_a_line_that_was_cut_off_is_removed_when_the_run_is_resumed(tmp_path, ki
     assert read(tmp_path, kind).x.tolist() == [0, 1, 9]
 
 
-def test_a_table_is_widened_for_new_keys_only(tmp_path):
+def test_csv_table_is_widened_for_new_keys_only(tmp_path):
     logger = lox.loggers.CSVLogger(tmp_path)
     state = logger.init(0)
     for i in range(100):
@@ -225,7 +225,7 @@ def test_processes_that_write_one_run_lose_no_row(tmp_path, kind):
 
 
 @both
-def test_of_two_processes_that_begin_a_run_at_once_one_is_refused(tmp_path, kind):
+def test_one_of_two_processes_that_create_run_at_once_is_refused(tmp_path, kind):
     program = """
     logger = Logger(directory, config={"who": me})
     for i in range(300):
@@ -247,7 +247,7 @@ def test_of_two_processes_that_begin_a_run_at_once_one_is_refused(tmp_path, kind
 
 
 @both
-def test_a_run_that_could_not_be_begun_is_not_in_the_way(tmp_path, kind):
+def test_run_that_could_not_be_created_leaves_no_files(tmp_path, kind):
     resource = pytest.importorskip("resource")
     logger = KINDS[kind](tmp_path, config={"lr": 0.1})
     most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -264,7 +264,7 @@ def test_a_run_that_could_not_be_begun_is_not_in_the_way(tmp_path, kind):
 
 
 @both
-def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, kind, monkeypatch):
+def test_rows_of_removed_run_are_kept(tmp_path, kind, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = KINDS[kind]("there")
     state = logger.init(0)
@@ -280,7 +280,7 @@ def test_rows_of_a_run_that_was_removed_are_kept(tmp_path, kind, monkeypatch):
 
 
 @both
-def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, kind, monkeypatch):
+def test_relative_path_is_resolved_at_construction(tmp_path, kind, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "first")
@@ -305,7 +305,7 @@ def test_a_path_is_where_it_was_when_the_logger_was_made(tmp_path, kind, monkeyp
 
 @both
 @pytest.mark.parametrize("buffer", [None, 3])
-def test_the_smallest_numbers_are_kept(tmp_path, kind, buffer):
+def test_subnormal_numbers_are_kept(tmp_path, kind, buffer):
     """Which the processor takes for zero in the threads of XLA's."""
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0, -0.0], np.float32)
     logger = KINDS[kind](tmp_path)

@@ -37,7 +37,7 @@ def train(key, n=6):
 
 
 @pytest.mark.parametrize("method", ["tap", "spool"])
-def test_every_seed_is_a_run_with_its_rows(storage, method, capsys):
+def test_vmap_logs_one_run_per_seed(storage, method, capsys):
     config = {"lr": 0.1, "net": {"width": 64}}
     project = f"seeds-{method}"
     logger = lox.loggers.TrackioLogger(project, config=config, group="seeds")
@@ -66,7 +66,7 @@ def test_every_seed_is_a_run_with_its_rows(storage, method, capsys):
     assert set(storage.get_runs(project)) == names
 
 
-def test_strange_numbers_and_arrays(storage):
+def test_nan_infinity_and_arrays_are_stored(storage):
     logger = lox.loggers.TrackioLogger("arrays", histograms="h", images="image")
     state = logger.init(0)
     for value in (np.nan, np.inf, 1.0):
@@ -82,7 +82,7 @@ def test_strange_numbers_and_arrays(storage):
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 2), (4, 5, 3), (4, 5, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
-def test_images_of_any_number_of_channels_arrive(storage, shape, dtype):
+def test_images_of_any_number_of_channels_are_stored(storage, shape, dtype):
     pil = pytest.importorskip("PIL.Image")
     from trackio.utils import MEDIA_DIR
 
@@ -104,13 +104,13 @@ def test_images_of_any_number_of_channels_arrive(storage, shape, dtype):
     assert (shown[:, :, : wanted.shape[2]] == wanted).all()
 
 
-def test_what_is_not_installed_is_said(monkeypatch):
+def test_missing_package_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ImportError, match=r"needs trackio.*jax-lox\[trackio\]"):
         lox.loggers.TrackioLogger("project")
 
 
-def test_rows_are_there_although_nobody_called_finish(tmp_path):
+def test_program_without_finish_loses_no_row(tmp_path):
     program = """
     import lox.loggers
 

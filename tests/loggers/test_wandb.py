@@ -154,7 +154,7 @@ def train(key, n=5):
 @pytest.mark.parametrize(
     "method, options", [("tap", {}), ("tap", {"buffer": 2}), ("spool", {})]
 )
-def test_a_run_of_wandb_is_what_was_spooled(method, options):
+def test_wandb_run_equals_spooled_logs(method, options):
     logger = offline(config={"lr": 0.1, "net": {"width": 8}}, tags=["a"])
     key = jax.random.key(3)
     state = logger.init(key)
@@ -170,7 +170,7 @@ def test_a_run_of_wandb_is_what_was_spooled(method, options):
     assert run.metrics == {"w": "step", "twice": "step"}
 
 
-def test_sixty_four_seeds_are_sixty_four_runs_in_a_group():
+def test_vmap_of_64_seeds_logs_64_runs_in_one_group():
     logger = offline()
 
     @jax.jit
@@ -191,7 +191,7 @@ def test_sixty_four_seeds_are_sixty_four_runs_in_a_group():
         assert runs[name_of(key)].rows == rows_of(lox.spool(train)(key)[1])
 
 
-def test_loggers_have_groups_of_their_own_unless_told():
+def test_loggers_have_separate_groups_unless_given():
     for group in (None, None, "ours"):
         logger = offline(group=group)
         logger.finish(logger.init())
@@ -200,7 +200,7 @@ def test_loggers_have_groups_of_their_own_unless_told():
     assert groups[0].startswith("lox-")
 
 
-def test_numbers_are_exact_and_need_not_be_finite():
+def test_numbers_are_exact_and_can_be_infinite_or_nan():
     logger = offline()
     state = logger.init(0)
     values = {
@@ -230,7 +230,7 @@ def test_numbers_are_exact_and_need_not_be_finite():
     }
 
 
-def test_keys_of_one_event_are_one_row_and_keys_without_steps_have_none():
+def test_keys_of_one_event_share_a_row_and_steps_are_optional():
     logger = offline(step="epoch")
     state = logger.init(0)
     with pytest.warns(
@@ -255,7 +255,7 @@ def log_of_many_kinds(x):
     lox.log({"a": x + 2})
 
 
-def test_names_that_wandb_keeps_for_itself_are_changed():
+def test_reserved_names_are_changed():
     logger = offline()
     state = logger.init(0)
     names = [
@@ -295,7 +295,7 @@ def test_names_that_wandb_keeps_for_itself_are_changed():
     assert set(run.metrics) == {"step_value", "step_value_value"}
 
 
-def test_histograms_and_images_are_made_when_asked_for():
+def test_histograms_and_images_are_logged_if_selected():
     logger = offline(histograms="grads/*", images=["image", "gray", "alpha", "row"])
     state = logger.init(0)
     rng = np.random.default_rng(0)
@@ -334,7 +334,7 @@ def test_histograms_and_images_are_made_when_asked_for():
     assert pixels("gray").tolist() == [[0, 51], [255, 255]]
 
 
-def test_arrays_are_left_out_unless_asked_for():
+def test_arrays_are_left_out_unless_selected():
     logger = offline(images="flat")
     state = logger.init(0)
     with pytest.warns(lox.LoxWarning) as seen:
@@ -348,7 +348,7 @@ def test_arrays_are_left_out_unless_asked_for():
     assert written_rows() == [{"x": 1.0}] * 2
 
 
-def test_a_run_resumes_the_one_of_its_key():
+def test_run_with_same_key_resumes():
     logger = offline(resume="allow")
     state = logger.init(7)
     logger.finish(state)
@@ -356,7 +356,7 @@ def test_a_run_resumes_the_one_of_its_key():
     assert run.run.run_id == "00000000-00000007"
 
 
-def test_options_are_those_of_wandb_init(capfd):
+def test_options_are_passed_to_wandb_init(capfd):
     logger = offline(name="mine", notes="a note", settings={"silent": False})
     logger.finish(logger.init(0))
     (run,) = written().values()
@@ -364,7 +364,7 @@ def test_options_are_those_of_wandb_init(capfd):
     assert "wandb" in capfd.readouterr().err
 
 
-def test_the_mode_can_come_from_settings_and_from_the_session(monkeypatch):
+def test_mode_can_come_from_settings_or_session(monkeypatch):
     logger = lox.wandb.WandbLogger(settings=wandb.Settings(mode="offline", silent=True))
     logger.finish(logger.init(0))
     monkeypatch.setattr(wandb.setup().settings, "mode", "offline")
@@ -380,7 +380,7 @@ def test_nothing_is_printed_by_default(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_disabled_runs_are_accepted():
+def test_disabled_mode_is_accepted():
     logger = lox.wandb.WandbLogger(mode="disabled")
     state = logger.init(0)
     logger.tap(train, state)(jax.random.key(0))
@@ -391,7 +391,7 @@ def test_disabled_runs_are_accepted():
 # --- the functions -----------------------------------------------------------
 
 
-def test_functions_outside_of_jax():
+def test_functions_work_outside_jit():
     state = lox.wandb.init(project="tests", mode="offline", config={"a": 1})
     for i in range(3):
         lox.wandb.log(state, {"loss": 1 / (i + 1)}, step=10 - i)
@@ -404,7 +404,7 @@ def test_functions_outside_of_jax():
     assert run.rows == expected
 
 
-def test_functions_inside_of_jit_vmap_and_scan():
+def test_functions_work_inside_jit_vmap_and_scan():
     @jax.jit
     @jax.vmap
     def run(key):
@@ -432,7 +432,7 @@ def test_functions_inside_of_jit_vmap_and_scan():
     assert len(written()) == 6 and len(groups) == 1
 
 
-def test_lanes_have_configs_of_their_own():
+def test_init_under_vmap_sets_config_per_lane():
     @jax.jit
     @jax.vmap
     def run(seed, lr):
@@ -447,7 +447,7 @@ def test_lanes_have_configs_of_their_own():
     assert found == [{"lr": lr, "name": "adam"} for lr in (0.1, 0.25)]
 
 
-def test_a_state_goes_into_a_jit_that_was_compiled_for_another():
+def test_state_can_be_passed_to_jit_compiled_for_another():
     traces = []
 
     @jax.jit
@@ -473,7 +473,7 @@ def test_a_state_goes_into_a_jit_that_was_compiled_for_another():
         assert run.config == {"i": i} and run.run.project == f"project{i}"
 
 
-def test_states_of_a_vmapped_init_take_values_by_lane():
+def test_states_of_vmapped_init_take_values_per_lane():
     for project in ("first", "second"):
         keys = jax.random.split(jax.random.key(len(project)), 3)
         states = jax.vmap(
@@ -489,7 +489,7 @@ def test_states_of_a_vmapped_init_take_values_by_lane():
             assert run.rows == [{"x": i, "step": 1}] and run.run.project == project
 
 
-def test_mistakes_are_explained():
+def test_misuse_raises_error_with_remedy():
     state = lox.wandb.init(5, project="tests", mode="offline", histograms="x")
     with pytest.raises(lox.LoxValueError, match="WandbLogger has a run .* open"):
         lox.wandb.init(5, project="other", mode="offline")
@@ -508,7 +508,7 @@ def test_mistakes_are_explained():
     assert sum(run.rows[0]["x"]["values"]) == 3
 
 
-def test_the_example_of_the_documentation():
+def test_example_of_documentation_works():
     path = pathlib.Path(__file__).parents[2] / "docs" / "loggers.md"
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     (example,) = (block for block in blocks if "lox.wandb.init" in block)
@@ -536,7 +536,7 @@ def nobody():
     return {**inherited, "HOME": os.getcwd(), "NETRC": os.path.join(os.getcwd(), "n")}
 
 
-def test_a_program_that_ends_without_finish_loses_nothing():
+def test_program_without_finish_loses_no_row():
     run = python(
         """
         import sys
@@ -561,7 +561,7 @@ def test_a_program_that_ends_without_finish_loses_nothing():
     ("last", "code"),
     [("raise KeyError", 1), ("raise KeyboardInterrupt", 255), ("pass", 0)],
 )
-def test_a_run_that_an_exception_has_ended_has_failed(last, code):
+def test_run_ended_by_exception_has_failed(last, code):
     run = python(
         f"""
         import lox.wandb
@@ -591,7 +591,7 @@ print("done")
 """
 
 
-def test_it_never_asks_for_an_api_key():
+def test_logger_never_prompts_for_api_key():
     pty = pytest.importorskip("pty")
     # a terminal on both sides, as W&B needs to ask
     leader, follower = pty.openpty()
@@ -607,7 +607,7 @@ def test_it_never_asks_for_an_api_key():
     assert logs["x"].tolist() == logs.step["x"].tolist() == [0, 1, 2]
 
 
-def test_a_server_that_cannot_be_reached_is_not_waited_for_by_every_run():
+def test_unreachable_server_is_waited_for_once():
     run = python(
         """
         import jax, wandb, lox.wandb
@@ -632,7 +632,7 @@ def test_a_server_that_cannot_be_reached_is_not_waited_for_by_every_run():
     assert sorted(run.load()["x"].item() for run in found) == list(range(8))
 
 
-def test_where_the_runs_are_is_told_once(monkeypatch, capsys):
+def test_url_of_runs_is_printed_once(monkeypatch, capsys):
     class Online:
         offline = False
         project_url = "https://example.com/me/tests"
@@ -652,7 +652,7 @@ def test_where_the_runs_are_is_told_once(monkeypatch, capsys):
     assert told.out == ""
 
 
-def test_a_missing_package_is_explained(monkeypatch):
+def test_missing_package_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for begin in (lox.wandb.WandbLogger, lox.wandb.init):
         with pytest.raises(ImportError, match=r"needs wandb.*jax-lox\[wandb\]"):

@@ -16,7 +16,7 @@ def values(logs):
     return jax.tree.map(lambda x: np.asarray(x).tolist(), logs.asdict())
 
 
-def test_the_demo_prints_what_it_promises(capsys):
+def test_logify_example_prints_as_shown(capsys):
     @jax.jit
     @logify.logify
     def f(a, b):
@@ -44,7 +44,7 @@ def test_the_demo_prints_what_it_promises(capsys):
     assert capsys.readouterr().out == expected
 
 
-def test_untransformed_it_does_nothing(capsys):
+def test_log_without_logify_does_nothing(capsys):
     def f(x):
         logify.log("x", x)
         return x + 1
@@ -103,7 +103,7 @@ def in_cond(xs):
 
 @pytest.mark.parametrize("fun", [unrolled, in_scan, in_while, in_cond])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_every_reduction_everywhere(fun, wrap):
+def test_reductions_work_in_loops_branches_and_transformations(fun, wrap):
     xs = jnp.array([1.0, 4.0, 5.0])
     _, logs = wrap(logify.logify(fun, capacity=8))(xs)
     found = logs.asdict()["x"]
@@ -112,7 +112,7 @@ def test_every_reduction_everywhere(fun, wrap):
         np.testing.assert_allclose(found[name], expected, rtol=1e-6)
 
 
-def test_a_reduction_of_ones_own_is_its_own_key():
+def test_custom_reduction_is_its_own_key():
     product = lox.Reduction(1.0, lambda state, x: state * x)
     power = lox.Reduction(2.0, lambda state, x: state**x)
 
@@ -128,7 +128,7 @@ def test_a_reduction_of_ones_own_is_its_own_key():
     assert found["x"][product] == 6 and found["x"][power] == 64
 
 
-def test_jit_grad_and_vmap_of_a_logified_function():
+def test_logify_works_inside_jit_grad_and_vmap():
     @logify.logify
     def f(x):
         logify.log("x", x)
@@ -149,7 +149,7 @@ def test_jit_grad_and_vmap_of_a_logified_function():
     }
 
 
-def test_it_may_also_be_outside_of_other_transformations():
+def test_logify_works_outside_jit_grad_and_vmap():
     def f(x):
         logify.log("x", x)
         return x**3
@@ -161,7 +161,7 @@ def test_it_may_also_be_outside_of_other_transformations():
     assert values(logs) == {"x": {"replace": [1.0, 2.0]}}
 
 
-def test_what_never_happened_is_absent():
+def test_asdict_leaves_out_what_never_happened():
     @logify.logify
     def f(x):
         return lax.cond(x > 0, lambda x: (logify.log("x", x), x)[1], lambda x: x, x)
@@ -173,7 +173,7 @@ def test_what_never_happened_is_absent():
 
 @pytest.mark.parametrize("reduction, first", [("mean", {}), ("append", {})])
 @pytest.mark.parametrize("around", [True, False])
-def test_lanes_that_logged_differently_are_told_apart(reduction, first, around):
+def test_asdict_separates_lanes_that_logged_differently(reduction, first, around):
     def f(x):
         lax.cond(x > 1, lambda: logify.log("x", x, reduction=reduction), lambda: None)
         return x
@@ -188,7 +188,7 @@ def test_lanes_that_logged_differently_are_told_apart(reduction, first, around):
     assert "-" in repr(logs)
 
 
-def test_asdict_in_a_trace_says_where_it_belongs():
+def test_asdict_in_trace_raises_error_with_remedy():
     @jax.jit
     def f(x):
         return logify.logify(
@@ -205,7 +205,7 @@ def both(x):
     return x + 1
 
 
-def test_lox_and_logify_do_not_mix(capsys):
+def test_lox_and_logify_events_do_not_mix(capsys):
     (result, logs), of_lox = lox.spool(logify.logify(both))(1.0)
     assert result == 2 and values(logs) == {"logify": {"replace": 1.0}}
     assert of_lox == {"lox": 1.0}
@@ -224,7 +224,7 @@ def test_lox_and_logify_do_not_mix(capsys):
     assert capsys.readouterr().out == "{'lox': 1.0}\n"
 
 
-def test_an_inner_logify_takes_its_own():
+def test_inner_logify_consumes_its_events():
     @logify.logify
     def inner(x):
         logify.log("x", x)
@@ -240,7 +240,7 @@ def test_an_inner_logify_takes_its_own():
     assert values(logs) == {"y": {"replace": 2.0}}
 
 
-def test_bad_input_is_explained():
+def test_bad_input_raises_error_with_remedy():
     with pytest.raises(lox.LoxTypeError, match=r'must be a string: `logify.log\("loss'):
         logify.log(3, 1.0)
     with pytest.raises(lox.LoxValueError, match="`logify.log` at .*'median'; there"):
@@ -257,13 +257,13 @@ def test_bad_input_is_explained():
         logify.logify(in_while)(jnp.ones(3))
 
 
-def test_too_many_values_for_the_capacity_are_reported():
+def test_capacity_reports_values_beyond_it():
     _, logs = logify.logify(in_while, capacity=2)(jnp.arange(3.0))
     with pytest.warns(lox.LoxWarning, match=r"1 rows of 'x \(append\)' were dropped"):
         assert logs.asdict()["x"]["append"].tolist() == [0, 1]
 
 
-def test_a_name_logged_with_different_shapes_is_an_error():
+def test_name_logged_with_different_shapes_raises():
     def f(x):
         logify.log("x", x, reduction="mean")
         logify.log("x", jnp.stack([x, x]), reduction="mean")
@@ -272,12 +272,12 @@ def test_a_name_logged_with_different_shapes_is_an_error():
         logify.logify(f)(1.0)
 
 
-def test_logs_print_as_their_dict():
+def test_logs_print_like_their_dict():
     _, logs = logify.logify(both)(1.0)
     assert repr(logs) == "{'logify': {'replace': 1.0}}"
 
 
-def test_as_a_decorator_with_options():
+def test_logify_is_a_decorator_with_options():
     @logify.logify(static_argnums=1)
     def f(x, name):
         logify.log(name, x)
@@ -285,7 +285,7 @@ def test_as_a_decorator_with_options():
     assert values(f(1.0, "a")[1]) == {"a": {"replace": 1.0}}
 
 
-def test_an_exported_program_gives_the_same_logs_after_serialization():
+def test_exported_program_gives_same_logs_after_serialization():
     def f(x):
         logify.log("x", x, reduction="mean")
         logify.log("x", x + 1)

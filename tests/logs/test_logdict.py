@@ -32,7 +32,7 @@ def batched(xs=(1, 10)):
     return jax.vmap(lox.spool(run))(jnp.array(xs))[1]
 
 
-def test_it_is_a_dict():
+def test_logdict_is_a_dict():
     logs = logs_of()
     assert isinstance(logs, dict) and {**logs} == logs.data
     assert logs == logs_of() and logs != logs_of(2) and logs == dict(logs)
@@ -52,7 +52,7 @@ def test_it_is_a_dict():
     ],
     ids=["copy", "deepcopy", "method", "pickle", "tree", "constructor"],
 )
-def test_every_copy_keeps_steps_and_axes(clone):
+def test_copies_keep_steps_and_axes(clone):
     for logs in (logs_of(), batched(), jax.tree.map(np.asarray, logs_of())):
         new = clone(logs)
         assert type(new) is lox.logdict and new == logs and new is not logs
@@ -62,7 +62,7 @@ def test_every_copy_keeps_steps_and_axes(clone):
         assert "new" not in logs
 
 
-def test_it_is_a_pytree_with_names():
+def test_logdict_is_a_pytree_with_key_names():
     logs = logs_of()
     paths = [
         jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(logs)
@@ -76,7 +76,7 @@ def test_it_is_a_pytree_with_names():
     ]
 
 
-def test_the_printed_form():
+def test_str_shows_values_and_shortens_long_arrays():
     assert str(logs_of()) == (
         "{'once': 1, 'a': [1, 2, 3], 't': {'v': [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]}}"
     )
@@ -101,7 +101,7 @@ def test_steps_are_attributes():
         lox.logdict({"x": 1}, steps={"rows": {"x": 1}})
 
 
-def test_assigning_keeps_steps_while_the_axes_stay():
+def test_assignment_keeps_steps_if_axes_match():
     logs = logs_of()
     logs["a"] = logs["a"] * 2
     assert logs.slice[-1]["a"] == 6 and logs.step["a"].tolist() == [0, 1, 2]
@@ -116,7 +116,7 @@ def test_assigning_keeps_steps_while_the_axes_stay():
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_adding_is_running_one_after_the_other(batch):
+def test_add_joins_logs_along_time(batch):
     def both(x):
         run(x)
         lox.log({"new": x})
@@ -143,7 +143,7 @@ def test_adding_is_running_one_after_the_other(batch):
     assert jax.tree.structure(added) == jax.tree.structure(expected)
 
 
-def test_adding_batched_logs_outside_joins_along_time():
+def test_add_of_batched_logs_joins_along_time():
     logs = batched()
     twice = logs + logs
     assert twice["a"].shape == (2, 6) and twice["once"].shape == (2, 2)
@@ -152,7 +152,7 @@ def test_adding_batched_logs_outside_joins_along_time():
     assert ({"x": 1} + lox.logdict({"y": 2})) == {"x": 1, "y": 2}
 
 
-def test_adding_what_does_not_fit_names_the_key():
+def test_add_of_mismatched_logs_names_the_key():
     one = lox.logdict({"k": np.ones(2)}, stacked=True)
     with pytest.raises(lox.ShapeError, match="'k'"):
         _ = one + lox.logdict({"k": np.ones((2, 3))}, stacked=True)
@@ -164,7 +164,7 @@ def test_adding_what_does_not_fit_names_the_key():
         _ = one + 3
 
 
-def test_or_takes_the_right_one():
+def test_or_takes_keys_of_the_right_operand():
     logs = logs_of() | {"a": 5, "z": 1}
     assert logs["a"] == 5 and logs["z"] == 1 and set(logs.step) == {"t"}
     logs = {"a": 5} | logs_of()
@@ -176,7 +176,7 @@ def test_or_takes_the_right_one():
 # --- choosing ----------------------------------------------------------------
 
 
-def test_filter_and_prefix():
+def test_filter_and_prefix_select_and_rename_keys():
     logs = logs_of()
     assert set(logs.filter(lambda key: len(key) == 1)) == {"a", "t"}
     assert set(logs.filter("o*")) == {"once"} and set(logs.filter(["a", "t"])) == {
@@ -214,7 +214,7 @@ def test_reduce_is_over_time_only(name, host):
         assert lane == lox.spool(run)(x)[1].reduce(name)
 
 
-def test_reduce_by_key_and_append():
+def test_reduce_by_key_can_append():
     logs = logs_of().reduce({"a": "sum", "o*": "append"})
     assert logs["a"] == 6 and logs["t"]["v"].shape == (3, 2)
     assert logs["once"].tolist() == [1]
@@ -237,7 +237,7 @@ def test_slice_takes_rows_by_position():
         logs.slice[1, 2]
 
 
-def test_rows_are_logdicts_of_one_row():
+def test_rows_gives_logdicts_of_one_row():
     rows = list(logs_of().rows())
     assert [dict(r) for r in rows[:1]] == [{"once": 1}]
     assert [int(r["a"]) for r in rows[1:]] == [1, 2, 3]
@@ -246,7 +246,7 @@ def test_rows_are_logdicts_of_one_row():
     assert len(rows) == 4
 
 
-def test_lanes_are_what_each_lane_logged():
+def test_lanes_gives_logs_of_each_lane():
     alone = [lox.spool(run)(x)[1] for x in (1, 10)]
     assert batched().lanes() == alone
     inside = lox.spool(jax.vmap(run))(jnp.array([1, 10]))[1]
@@ -260,7 +260,7 @@ def test_lanes_are_what_each_lane_logged():
     assert mixed.reduce("sum")["a"].shape == (2, 3)
 
 
-def test_ragged_lanes_keep_a_mask_until_they_are_taken_apart():
+def test_ragged_lanes_keep_mask_until_split():
     def f(n):
         def step(c, i):
             def log(i):
@@ -290,7 +290,7 @@ def test_ragged_lanes_keep_a_mask_until_they_are_taken_apart():
 # --- elsewhere ---------------------------------------------------------------
 
 
-def test_to_pandas():
+def test_to_pandas_has_one_row_per_step():
     frame = logs_of().filter(["a"]).to_pandas()
     assert list(frame.columns) == ["step", "a"] and frame["a"].tolist() == [1, 2, 3]
     frame = batched().filter(["a", "once"]).to_pandas()
@@ -301,7 +301,7 @@ def test_to_pandas():
     assert whole["once"].tolist() == [1, 1, 1]
 
 
-def test_to_pandas_joins_by_step_and_keeps_other_steps_apart():
+def test_to_pandas_joins_by_step_and_keeps_other_steps_separate():
     def f(x):
         def step(c, i):
             lox.log({"loss": i * 10.0}, step=i)
@@ -326,13 +326,13 @@ def nothing():
     return None
 
 
-def test_to_xarray():
+def test_to_xarray_has_dimensions_and_steps():
     data = batched().to_xarray()
     assert data["a"].dims == ("lane_0", "time") and data["a.step"].shape == (2, 3)
     assert data["t['v']"].shape == (2, 3, 2) and data["once"].dims == ("lane_0",)
 
 
-def test_plot_draws_a_line_a_lane(tmp_path):
+def test_plot_draws_one_line_per_lane(tmp_path):
     figure = batched().plot("a")
     (axes,) = figure.axes
     assert len(axes.lines) == 2 and axes.get_xlabel() == "step"
@@ -346,7 +346,7 @@ def test_plot_draws_a_line_a_lane(tmp_path):
         lox.logdict({"x": 1}).plot()
 
 
-def test_a_missing_library_says_what_to_install(monkeypatch):
+def test_missing_library_error_says_what_to_install(monkeypatch):
     import sys
 
     for module, extra, use in (
@@ -359,7 +359,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
             use(logs_of())
 
 
-def test_the_html_form_has_a_row_a_key_and_escapes():
+def test_html_has_one_row_per_key_and_escapes():
     html = lox.logdict({"<b>": np.arange(5.0)}, stacked=True)._repr_html_()
     assert "&lt;b&gt;" in html and "<polyline" in html and "<b>" not in html
     nan = lox.logdict({"n": np.array([np.nan, np.inf])}, stacked=True)._repr_html_()
@@ -387,7 +387,7 @@ TAGS = {"d": ("debug",), "a": ("metric", "train"), "b": ("metric", "train")}
 
 
 @pytest.mark.parametrize("reduce", [None, "mean"])
-def test_logs_know_their_tags_whatever_becomes_of_them(reduce):
+def test_tags_survive_all_operations(reduce):
     spooled = lox.spool(tagged, reduce=reduce)
     for logs in (
         spooled(1.0)[1],
@@ -411,7 +411,7 @@ def test_logs_know_their_tags_whatever_becomes_of_them(reduce):
 
 
 @pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"reduce": "sum"}], ids=str)
-def test_a_callback_gets_the_tags(options):
+def test_callback_gets_tags(options):
     seen = []
     lox.tap(tagged, seen.append, **options)(1.0)
     found = {}
@@ -423,7 +423,7 @@ def test_a_callback_gets_the_tags(options):
 # --- what is not there -------------------------------------------------------
 
 
-def test_filter_takes_functions_of_a_key_and_its_value():
+def test_filter_accepts_function_of_key_and_value():
     logs = lox.logdict({"a": 1.0, "b": 0.5}, {"step": {"a": 3, "b": 4}})
     small = logs.filter(lambda key, value: value < 1)
     assert small == {"b": 0.5} and small.step == {"b": 4}
@@ -439,7 +439,7 @@ def test_filter_takes_functions_of_a_key_and_its_value():
     assert logs.filter(Chosen().holds) == {"b": 0.5}
 
 
-def test_a_missing_key_tells_which_keys_there_are():
+def test_missing_key_error_lists_keys():
     logs = lox.logdict({"loss": 1.0, "acc": 0.5}, {"step": {"loss": 3}})
     with pytest.raises(KeyError, match="no 'x'; they have 'loss', 'acc'") as caught:
         logs["x"]
@@ -454,7 +454,7 @@ def test_a_missing_key_tells_which_keys_there_are():
     assert logs.get("x") is None and "x" not in logs and logs.pop("x", 7) == 7
 
 
-def test_a_missing_attribute_tells_what_a_logdict_can_do():
+def test_missing_attribute_error_lists_attributes():
     logs = lox.logdict({"loss": 1.0}, {"episode": {"loss": 3}})
     with pytest.raises(AttributeError, match="'to_polars'.*episode.*to_pandas"):
         logs.to_polars()
@@ -471,7 +471,7 @@ def exported(fun, *args):
     return jax.export.deserialize(first.serialize()).call(*args)
 
 
-def test_an_exported_program_gives_the_same_logs_after_serialization():
+def test_exported_program_gives_same_logs_after_serialization():
     def f(x):
         lox.log({"x": x, "tree": {"a": x, "b": (x, [x])}}, step=3, tags="metric")
 
@@ -497,7 +497,7 @@ def test_an_exported_program_gives_the_same_logs_after_serialization():
         assert logs.compact() == wanted.compact()
 
 
-def test_to_pandas_keeps_whole_numbers_where_others_are_missing():
+def test_to_pandas_keeps_integers_where_rows_are_missing():
     large = 2**60 + 1
     logs = lox.logdict(
         {"a": np.array([large, 5]), "b": np.array([1.5])},
@@ -520,13 +520,13 @@ def steps(x):
     return lax.scan(body, x, jnp.arange(4.0))[0]
 
 
-def test_count_keeps_lanes():
+def test_reduce_count_keeps_lanes():
     _, logs = lox.spool(jax.vmap(steps), reduce="count")(jnp.arange(3.0))
     assert logs["x"].tolist() == [4, 4, 4]
     assert [lane["x"].item() for lane in logs.lanes()] == [4, 4, 4]
 
 
-def test_logging_logs_keeps_what_did_not_happen_out():
+def test_log_of_logdict_leaves_out_masked_rows():
     def f(x):
         lax.cond(x > 5, lambda: lox.log({"k": x + 100}) and None, lambda: None)
         lox.log({"s": x}, step=x)
@@ -560,7 +560,7 @@ def even_steps(x):
     return lax.scan(body, x, jnp.arange(4.0))[0]
 
 
-def test_slices_count_rows_that_happened():
+def test_slice_counts_rows_that_happened():
     _, logs = jax.jit(lox.spool(even_steps))(1.0)
     assert logs.slice[-1] == {"e": 2.0} and logs.slice[:2]["e"].tolist() == [0, 2]
     with pytest.raises(lox.LoxTypeError, match="outside `jax.jit`"):
@@ -581,7 +581,7 @@ def test_slices_count_rows_that_happened():
         _ = logs.slice[-1]
 
 
-def test_axes_that_were_taken_away_are_noticed():
+def test_removed_axis_is_reported():
     _, logs = lox.spool(steps)(1.0)
     last = jax.tree.map(lambda a: a[-1], logs)
     with pytest.raises(lox.LoxValueError, match=r"`logs.slice\[-1\]`"):
@@ -600,7 +600,7 @@ def test_axes_that_were_taken_away_are_noticed():
     assert logs == {} and jax.tree.leaves(logs) == []
 
 
-def test_a_loop_that_never_ran_can_be_reduced():
+def test_reduce_of_loop_that_never_ran():
     def f(x):
         def body(c, t):
             lox.log({"x": t}, step=t)
@@ -613,7 +613,7 @@ def test_a_loop_that_never_ran_can_be_reduced():
         assert logs == {}  # as of a `while_loop` that never ran
 
 
-def test_a_mean_of_no_rows_divides_by_nothing():
+def test_mean_of_no_rows_does_not_divide_by_zero():
     def f(x):
         lax.cond(x > 5, lambda: lox.log({"k": x}) and None, lambda: None)
         return x

@@ -36,7 +36,7 @@ def series(kind):
 @pytest.mark.parametrize(
     "kind", ["around zero", "far from zero", "a loss that falls", "an outlier first"]
 )
-def test_a_million_float32_steps_lose_no_digits(kind):
+def test_mean_and_sum_of_a_million_float32_lose_no_digits(kind):
     xs = series(kind)
     exact = xs.astype(np.float64)
     for name, tolerance in (("mean", 1e-6), ("sum", 1e-6), ("var", 1e-4)):
@@ -51,7 +51,7 @@ DTYPES = (
 
 @pytest.mark.parametrize("dtype", DTYPES.split())
 @pytest.mark.parametrize("name", NAMES)
-def test_every_dtype_is_reduced_as_numpy_reduces_it(dtype, name):
+def test_reduction_of_every_dtype_matches_numpy(dtype, name):
     values = np.array([1, 0, 1, 1, 0, 1, 0])
     if dtype not in ("bool", "int4"):
         values = values * 3
@@ -77,7 +77,7 @@ def test_every_dtype_is_reduced_as_numpy_reduces_it(dtype, name):
         assert found.dtype == jnp.sum(xs).dtype
 
 
-def test_large_unsigned_numbers_keep_their_order():
+def test_min_and_max_of_large_unsigned_numbers_are_exact():
     xs = jnp.array([4_000_000_000, 5], jnp.uint32)
     assert int(reduced(xs, "max")["x"]) == 4_000_000_000
     assert int(reduced(xs, "min")["x"]) == 5
@@ -89,14 +89,14 @@ def test_large_unsigned_numbers_keep_their_order():
     [(1, np.inf), (np.inf, 1), (np.nan, 1), (1, np.nan, 2), (np.inf, -np.inf), (1, 2)],
     ids=str,
 )
-def test_nan_and_infinity_pass_as_in_numpy(name, values):
+def test_reduction_of_nan_and_infinity_matches_numpy(name, values):
     xs = np.array(values, np.float32)
     with np.errstate(invalid="ignore"):
         expected = getattr(np, name)(xs)
     np.testing.assert_equal(np.asarray(reduced(jnp.asarray(xs), name)["x"]), expected)
 
 
-def test_complex_values_have_a_real_variance():
+def test_variance_of_complex_values_is_real():
     xs = np.array([1 + 1j, 2 - 3j, 0.5j], np.complex64)
     for name in ("mean", "sum", "var", "std"):
         found = reduced(jnp.asarray(xs), name)["x"]
@@ -104,7 +104,7 @@ def test_complex_values_have_a_real_variance():
     assert reduced(jnp.asarray(xs), "var")["x"].dtype == jnp.float32
 
 
-def test_prng_keys_can_be_kept_but_not_added():
+def test_prng_keys_have_first_and_last_but_no_sum():
     keys = jax.random.split(jax.random.key(0), 3)
 
     def f(keys):
@@ -121,7 +121,7 @@ def test_prng_keys_can_be_kept_but_not_added():
         lox.spool(f)(keys)[1].reduce("mean")
 
 
-def test_values_may_be_trees_and_python_numbers():
+def test_reduction_of_trees_and_python_numbers():
     xs = {"a": jnp.arange(4.0), "b": (jnp.ones((4, 2)),)}
     logs = reduced(xs, "sum")
     assert logs["x"]["a"] == 6 and logs["x"]["b"][0].tolist() == [4, 4]
@@ -136,7 +136,7 @@ def test_values_may_be_trees_and_python_numbers():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_spooled_and_stacked_reductions_agree(name):
+def test_reduction_in_loop_agrees_with_stacked_rows(name):
     xs = jnp.asarray(np.random.default_rng(1).normal(size=(50, 3)), jnp.float32)
     found, expected = reduced(xs, name), lox.spool(scanned)(xs)[1].reduce(name)
     np.testing.assert_allclose(found["x"], expected["x"], rtol=2e-6, atol=1e-6)
@@ -157,7 +157,7 @@ class Product(Named):
         return rows.prod(axis=axis)
 
 
-def test_a_reduction_is_one_entry_in_a_table(monkeypatch):
+def test_new_reduction_is_one_table_entry(monkeypatch):
     monkeypatch.setitem(REDUCTIONS, "product", Product())
     xs = jnp.array([2.0, 3.0, 4.0])
     for name in ("product", {"x": "product"}):
@@ -173,7 +173,7 @@ def test_a_reduction_is_one_entry_in_a_table(monkeypatch):
 # --- how reductions are chosen -----------------------------------------------
 
 
-def test_reductions_for_all_keys_by_key_and_at_the_call():
+def test_reduce_option_applies_to_all_keys_by_key_or_per_call():
     def f(xs):
         def body(c, x):
             lox.log({"a": x, "b": x})
@@ -194,7 +194,7 @@ def test_reductions_for_all_keys_by_key_and_at_the_call():
     assert lox.spool(f, reduce="replace")(xs)[1] == lox.spool(f, reduce="last")(xs)[1]
 
 
-def test_one_key_reduced_in_two_ways_names_both_lines():
+def test_key_reduced_in_two_ways_names_both_lines():
     def f(x):
         lox.log({"x": x})
         lox.log({"x": x}, reduce="mean")
@@ -211,7 +211,7 @@ def test_one_key_reduced_in_two_ways_names_both_lines():
 
 
 @pytest.mark.parametrize("window", [None, 2])
-def test_a_reduction_of_ones_own_does_what_the_named_one_does(window):
+def test_custom_mean_equals_named_mean(window):
     xs = jnp.arange(10.0).reshape(5, 2)
     wanted = reduced(xs, "mean", window=window)
     assert reduced(xs, average, window=window) == wanted
@@ -221,7 +221,7 @@ def test_a_reduction_of_ones_own_does_what_the_named_one_does(window):
         assert lane == reduced(one, "mean", window=window)
 
 
-def test_a_reduction_may_start_from_a_python_number():
+def test_custom_reduction_can_start_from_python_number():
     product = lox.Reduction(1, lambda state, x: state * x)
     assert reduced(jnp.array([2.5, 2.0]), product)["x"] == 5
     assert reduced(jnp.array([2.5, 2.0, 3.0]), product, window=2)["x"].tolist() == [
@@ -233,7 +233,7 @@ def test_a_reduction_may_start_from_a_python_number():
 
 
 @pytest.mark.parametrize("window", [None, 2])
-def test_a_reduction_may_close_over_what_is_traced(window):
+def test_custom_reduction_can_close_over_traced_values(window):
     @jax.jit
     def f(decay, xs):
         smooth = lox.Reduction(decay, lambda s, x: decay * s + x, lambda s: s - decay)
@@ -253,7 +253,7 @@ def test_a_reduction_may_close_over_what_is_traced(window):
     assert [float(c["x"]) for c in calls] == [0.5 * (0.5 * 0.5 + 1) + 2]
 
 
-def test_a_reduction_may_give_another_structure():
+def test_custom_reduction_can_return_other_structure():
     span = lox.Reduction(
         lambda x: (x + jnp.inf, x - jnp.inf),
         lambda s, x: (jnp.minimum(s[0], x), jnp.maximum(s[1], x)),
@@ -263,7 +263,7 @@ def test_a_reduction_may_give_another_structure():
     assert logs["x"] == {"low": 1.0, "high": 3.0}
 
 
-def test_logs_can_be_reduced_by_it_later():
+def test_custom_reduction_applies_to_collected_logs():
     xs = jnp.arange(10.0).reshape(5, 2)
     logs = lox.spool(scanned)(xs)[1]
     assert logs.reduce(average) == reduced(xs, "mean")
@@ -283,7 +283,7 @@ def test_logs_can_be_reduced_by_it_later():
 
 
 @pytest.mark.parametrize("reduce", ["median", 3, ("mean",), {"x": "median"}])
-def test_unknown_reductions_are_refused(reduce):
+def test_unknown_reduction_is_refused(reduce):
     for transform in (lox.spool, lox.tap):
         with pytest.raises(lox.LoxValueError, match="unknown reduction.*there are"):
             transform(scanned, reduce=reduce)
@@ -291,7 +291,7 @@ def test_unknown_reductions_are_refused(reduce):
         lox.log({"x": 1}, reduce=reduce)
 
 
-def test_a_reduction_that_changes_its_state_is_refused():
+def test_custom_reduction_that_changes_state_type_is_refused():
     xs = jnp.ones(3)
     grows = lox.Reduction(jnp.zeros(1), lambda s, x: jnp.concatenate([s, x[None]]))
     with pytest.raises(lox.ShapeError, match=r"'x', logged at .*float32\[1\].*\[2\]"):
@@ -304,7 +304,7 @@ def test_a_reduction_that_changes_its_state_is_refused():
         reduced(xs, empty)
 
 
-def test_mistakes_in_a_reduction_name_the_key():
+def test_custom_reduction_error_names_key():
     with pytest.raises(lox.LoxTypeError, match="`update` of a `lox.Reduction`"):
         lox.Reduction(0, 3)
     with pytest.raises(TypeError) as error:

@@ -75,7 +75,7 @@ def write_together(directory):
     print(last_told(processes[2][1]))
 
 
-def test_processes_write_to_one_run_while_another_reads_it(tmp_path):
+def test_processes_write_to_one_run_while_another_reads(tmp_path):
     assert int(in_a_process(write_together, tmp_path)) > 0
 
 

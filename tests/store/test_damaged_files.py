@@ -35,7 +35,7 @@ def assert_right_or_explained(run, path, expected):
         assert found == expected
 
 
-def test_numpy_reads_a_closed_segment(tmp_path):
+def test_numpy_reads_closed_segment(tmp_path):
     logs = lox.logdict({"x": np.arange(4.0), "once": 3}, stacked=["x"])
     run = create_run(tmp_path / "run", "x")
     writer = Writer(run)
@@ -47,7 +47,7 @@ def test_numpy_reads_a_closed_segment(tmp_path):
     assert lengths == [1, 4]
 
 
-def test_of_a_segment_that_was_cut_off_the_whole_records_count(tmp_path):
+def test_truncated_segment_keeps_its_whole_records(tmp_path):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(stacked(x=np.arange(5), y=np.arange(5.0)))
     writer.close()
@@ -68,7 +68,7 @@ def test_of_a_segment_that_was_cut_off_the_whole_records_count(tmp_path):
     assert plain(lox.load(tmp_path / "run"))["x"] == list(range(5))
 
 
-def test_records_that_are_known_to_be_lost_are_reported(tmp_path):
+def test_lost_records_are_reported(tmp_path):
     two_segments(tmp_path / "run")
     first, second = sorted((tmp_path / "run").rglob("*.npy"))
     whole = first.read_bytes()
@@ -172,7 +172,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("finished", [True, False])
-def test_what_is_missing_is_said_once(tmp_path, loss, finished):
+def test_missing_data_is_reported_once(tmp_path, loss, finished):
     damage, if_finished, if_not, left = LOSSES[loss]
     damage(finished_run(tmp_path, finished))
     with warnings.catch_warnings(record=True) as seen:
@@ -188,7 +188,7 @@ def test_what_is_missing_is_said_once(tmp_path, loss, finished):
         assert rows.tolist() == list(range(left[name])), name
 
 
-def test_a_finished_run_that_is_whole_is_quiet(tmp_path):
+def test_intact_finished_run_loads_without_warning(tmp_path):
     writer = finished_run(tmp_path)
     assert writer.with_suffix(".json").exists()
     assert lox.load(tmp_path)["x"].tolist() == list(range(30))
@@ -209,7 +209,7 @@ def test_a_finished_run_that_is_whole_is_quiet(tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"version": 1}', '{"version": 1, "segments": [[0, 1]]}']
 )
-def test_what_a_finished_writer_says_may_be_damaged(tmp_path, content):
+def test_damaged_writer_summary_is_reported(tmp_path, content):
     path = finished_run(tmp_path).with_suffix(".json")
     path.write_text(with_checksum(content))
     with pytest.warns(lox.LoxWarning, match="cannot be detected: .*writer-0000.json"):
@@ -218,7 +218,9 @@ def test_what_a_finished_writer_says_may_be_damaged(tmp_path, content):
     assert lox.load(tmp_path)["x"].tolist() == list(range(30))
 
 
-def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
+def test_segment_that_could_not_be_created_is_not_reported_missing(
+    tmp_path, monkeypatch
+):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
@@ -232,7 +234,7 @@ def test_a_segment_that_could_not_be_begun_is_not_missed(tmp_path, monkeypatch):
     assert lox.load(tmp_path / "run") == {"x": 1, "z": 1}
 
 
-def test_a_segment_that_is_not_intact_counts_in_a_finished_run(tmp_path, monkeypatch):
+def test_failed_write_is_not_lost_data_in_finished_run(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
@@ -253,7 +255,7 @@ def failing(*args, **options):
     raise OSError("no room")
 
 
-def test_two_writers_in_one_directory_are_told_from_damage(tmp_path):
+def test_two_writers_in_one_directory_are_not_reported_as_damage(tmp_path):
     """Such as older versions of lox could leave."""
     for name in ("a", "b"):
         two_segments(tmp_path / name)
@@ -324,7 +326,7 @@ def test_random_damage_is_never_silent(tmp_path, seed):
 
 
 @pytest.mark.parametrize("name", ["run.json", "0000.json", "0000.places"])
-def test_flipped_bytes_are_never_believed(tmp_path, name):
+def test_flipped_bytes_are_detected(tmp_path, name):
     run = tmp_path / "run"
     expected = two_segments(run)
     (path,) = run.rglob(name)
@@ -346,7 +348,7 @@ def test_flipped_bytes_are_never_believed(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["run.json", "0000.json", "0000.places"])
-def test_files_that_lost_their_ends_are_never_believed(tmp_path, name):
+def test_truncated_files_are_detected(tmp_path, name):
     run = tmp_path / "run"
     expected = two_segments(run)
     (path,) = run.rglob(name)
@@ -367,7 +369,7 @@ def test_files_that_lost_their_ends_are_never_believed(tmp_path, name):
             lox.load(run)
 
 
-def test_keys_in_one_segment_need_no_places(tmp_path):
+def test_keys_of_one_segment_do_not_need_the_places_file(tmp_path):
     two_segments(tmp_path / "run")
     for path in (tmp_path / "run").rglob("*.places"):
         path.write_bytes(os.urandom(100))
@@ -376,7 +378,7 @@ def test_keys_in_one_segment_need_no_places(tmp_path):
         lox.load(tmp_path / "run", "x")
 
 
-def test_records_under_the_head_of_others_are_not_read(tmp_path):
+def test_records_with_header_of_another_segment_are_refused(tmp_path):
     two_segments(tmp_path / "run")
     first, second = sorted((tmp_path / "run").rglob("*.npy"))
     whole = first.read_bytes()
@@ -388,7 +390,7 @@ def test_records_under_the_head_of_others_are_not_read(tmp_path):
     lox.load(tmp_path / "run")
 
 
-def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+def test_damaged_run_does_not_hide_other_runs(tmp_path):
     for seed in range(2):
         lox.save({"x": seed}, tmp_path, key=seed)
     (lox.runs(tmp_path)[0].path / "run.json").write_text("{")
@@ -397,7 +399,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     assert run.load() == {"x": 1}
 
 
-def test_what_lox_does_not_know_is_ignored(tmp_path):
+def test_unknown_files_and_fields_are_ignored(tmp_path):
     run = tmp_path / "run"
     expected = two_segments(run)
     for directory in (run, run / "writer-0000"):

@@ -126,7 +126,7 @@ def fill_the_disk(directory, way):
 
 
 @pytest.mark.parametrize("way", ["limit", "small disk"])
-def test_a_full_disk_is_reported_and_loses_nothing_before(tmp_path, way):
+def test_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path, way):
     disk = tmp_path / "disk"
     disk.mkdir()
     before = ()
@@ -157,7 +157,7 @@ def train_on_a_full_disk(directory):
     print(*(str(one.message) for one in seen))
 
 
-def test_training_goes_on_when_the_disk_is_full(tmp_path):
+def test_training_continues_when_disk_is_full(tmp_path):
     told = in_a_process(train_on_a_full_disk, tmp_path)
     assert "SaveLogger: it failed with OSError(27, 'File too large')" in told
 
@@ -178,7 +178,7 @@ def write_where_nothing_can_be_written(directory):
 
 
 @pytest.mark.parametrize("way", ["mount", "permissions"])
-def test_a_read_only_store_is_explained(tmp_path, way):
+def test_read_only_store_raises_error_with_remedy(tmp_path, way):
     store, before = tmp_path / "store", ()
     lox.save({"x": 1}, store, key=0)
     if way == "mount":
@@ -198,7 +198,7 @@ def test_a_read_only_store_is_explained(tmp_path, way):
     assert done == "done\n"
 
 
-def test_a_place_where_no_store_can_be_is_explained(tmp_path):
+def test_impossible_store_path_raises_error_with_remedy(tmp_path):
     (tmp_path / "file").write_text("no directory")
     for path in (tmp_path / "file" / "store", tmp_path / ("x" * 300)):
         with pytest.raises(lox.StoreError, match="cannot create a run at"):
@@ -212,7 +212,7 @@ def test_a_place_where_no_store_can_be_is_explained(tmp_path):
         lox.save({"x": 1}, tmp_path / "file")
 
 
-def test_a_run_that_was_removed_begins_anew(tmp_path):
+def test_removed_run_starts_again(tmp_path):
     for i in range(3):
         lox.save({"x": i}, tmp_path / "run")
         assert lox.load(tmp_path / "run") == {"x": i}
@@ -226,7 +226,7 @@ def test_a_run_that_was_removed_begins_anew(tmp_path):
     assert lox.load(tmp_path / "run") == {"x": 5}
 
 
-def test_finishing_waits_for_the_files_and_for_their_names(tmp_path, monkeypatch):
+def test_finish_syncs_files_and_directories(tmp_path, monkeypatch):
     logger = lox.loggers.SaveLogger(tmp_path / "store")
     state = logger.init(0)
     logger.log(state, {"x": 1})

@@ -81,7 +81,7 @@ def _to_host(x):
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
-def test_a_store_of_version_1_loads(tmp_path):
+def test_store_of_format_version_1_loads(tmp_path):
     found = {run.name: run for run in lox.runs(GOLDEN)}
     assert sorted(found) == ["lanes", "lanes-around", "scalars", "trees"]
     for run in found.values():
@@ -123,7 +123,7 @@ def test_a_store_of_version_1_loads(tmp_path):
     assert [plain(lane) for lane in around.lanes()] == [{"i": [0, 1]}] * 2
 
 
-def test_what_is_written_today_is_what_was_written_then(tmp_path):
+def test_files_written_now_equal_those_of_version_1(tmp_path):
     """If this fails, the format has changed: then it needs a new version."""
     write_golden(tmp_path)
     then = sorted(p for p in GOLDEN.rglob("*") if p.is_file())
@@ -136,7 +136,7 @@ def test_what_is_written_today_is_what_was_written_then(tmp_path):
             assert today.read_bytes() == path.read_bytes(), path
 
 
-def test_runs_of_an_earlier_logger_load_without_warnings(tmp_path):
+def test_runs_of_earlier_logger_load_without_warnings(tmp_path):
     """Finished, resumed, replaced and killed ones, and such as a full disk left."""
     for name, content in json.loads(GOLDEN_LOGGER.read_text()).items():
         path = tmp_path / name
@@ -162,7 +162,7 @@ def test_runs_of_an_earlier_logger_load_without_warnings(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run.json", "0000.json"])
-def test_a_format_of_the_future_says_so(tmp_path, name):
+def test_later_format_version_is_refused(tmp_path, name):
     lox.save({"x": 1}, tmp_path / "run")
     (path,) = (tmp_path / "run").rglob(name)
     content = store_format.read_json(path)

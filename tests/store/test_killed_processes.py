@@ -63,9 +63,9 @@ def kill_at_random_moments(directory, kills, seed):
     print(cut)
 
 
-def test_a_process_killed_at_any_moment_loses_nothing_that_it_had_written(tmp_path):
-    told = in_a_process(kill_at_random_moments, tmp_path, 100, SEED)
-    assert int(told) > 50, f"seed {SEED}"
+def test_process_killed_at_any_moment_loses_no_written_row(tmp_path):
+    told = in_a_process(kill_at_random_moments, tmp_path, 60, SEED)
+    assert int(told) > 30, f"seed {SEED}"
 
 
 def killed_at_operation(number, work):
@@ -136,7 +136,7 @@ def kill_at_each_operation(directory):
         print(mode, number)
 
 
-def test_a_process_killed_before_any_operation_leaves_a_run_to_go_on_with(tmp_path):
+def test_process_killed_before_any_file_operation_leaves_usable_run(tmp_path):
     lines = in_a_process(kill_at_each_operation, tmp_path).split("\n")[:-1]
     counts = {mode: int(number) for mode, number in map(str.split, lines)}
     # three files and a renaming for each of five segments, and some for the run
@@ -144,7 +144,7 @@ def test_a_process_killed_before_any_operation_leaves_a_run_to_go_on_with(tmp_pa
 
 
 @pytest.mark.parametrize("exists", ["new", "resume", "overwrite"])
-def test_a_run_whose_making_was_cut_off_is_taken_over(tmp_path, exists):
+def test_run_whose_creation_was_interrupted_is_taken_over(tmp_path, exists):
     run = tmp_path / "00000000-00000000"
     run.mkdir()
     (run / "run.json.123.456~").write_text('{"crc32": 1, "con')
@@ -155,7 +155,7 @@ def test_a_run_whose_making_was_cut_off_is_taken_over(tmp_path, exists):
     assert lox.load(tmp_path, key=0) == {"x": 1}
 
 
-def test_rows_without_a_file_about_their_run_are_not_lost(tmp_path):
+def test_rows_of_run_without_run_file_are_not_lost(tmp_path):
     lox.save({"x": 1}, tmp_path, key=0)
     (run,) = (path for path in tmp_path.iterdir())
     (run / "run.json").unlink()
@@ -169,7 +169,7 @@ def test_rows_without_a_file_about_their_run_are_not_lost(tmp_path):
     assert lox.load(tmp_path, key=0)["x"].tolist() == [1, 2]
 
 
-def test_nothing_is_added_to_a_run_that_cannot_be_read(tmp_path):
+def test_unreadable_run_is_not_appended_to(tmp_path):
     run = create_run(tmp_path / "run", "x")
     path = run / "run.json"
     whole = path.read_text()
@@ -186,7 +186,7 @@ def test_nothing_is_added_to_a_run_that_cannot_be_read(tmp_path):
     assert lox.load(create_run(run, "w")) == {}
 
 
-def test_replacing_a_run_leaves_the_files_of_others(tmp_path):
+def test_replacing_run_keeps_files_of_others(tmp_path):
     lox.save({"x": 1}, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("precious")
     (tmp_path / "run" / "writer-0000").rename(tmp_path / "elsewhere")
@@ -197,7 +197,7 @@ def test_replacing_a_run_leaves_the_files_of_others(tmp_path):
     assert len(list((tmp_path / "elsewhere").iterdir())) == 3
 
 
-def test_a_writer_whose_run_was_replaced_does_not_touch_the_new_one(tmp_path):
+def test_writer_of_replaced_run_does_not_touch_the_new_one(tmp_path):
     old = Writer(create_run(tmp_path / "run", "x"))
     old.write(lox.logdict({"x": np.float64(1)}))
     new = Writer(create_run(tmp_path / "run", "w"))
@@ -217,7 +217,7 @@ def test_a_writer_whose_run_was_replaced_does_not_touch_the_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["a", "x", "w"])
-def test_replacing_a_run_does_not_follow_a_link(tmp_path, mode):
+def test_replacing_run_does_not_follow_symlink(tmp_path, mode):
     lox.save({"x": 1}, tmp_path / "run")
     store = tmp_path / "store"
     store.mkdir()
@@ -240,7 +240,7 @@ def test_replacing_a_run_does_not_follow_a_link(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["a", "x", "w"])
-def test_a_link_that_leads_nowhere_is_explained(tmp_path, mode):
+def test_dangling_symlink_raises_error_with_remedy(tmp_path, mode):
     (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     with pytest.raises(lox.StoreError, match="cannot create a run at|symbolic link"):
         lox.save({"x": 1}, tmp_path / "run", mode)

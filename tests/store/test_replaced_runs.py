@@ -35,7 +35,7 @@ def log_rows(logger, state, first, count=5):
 
 
 @pytest.mark.parametrize("rows_before", [0, 2])
-def test_overwriting_tells_the_writer_before(tmp_path, monkeypatch, rows_before):
+def test_overwriting_is_reported_to_previous_writer(tmp_path, monkeypatch, rows_before):
     monkeypatch.chdir(tmp_path)
     old, old_state = overwriter("store")
     log_rows(old, old_state, 0, rows_before)
@@ -50,7 +50,7 @@ def test_overwriting_tells_the_writer_before(tmp_path, monkeypatch, rows_before)
     assert lox.load(".lox/unsent")["x"].tolist() == [100, 101, 102, 103, 104]
 
 
-def test_overwriting_leaves_a_writer_that_only_finishes_in_peace(tmp_path):
+def test_overwriting_is_not_reported_to_writer_that_only_finishes(tmp_path):
     old, old_state = overwriter(tmp_path)
     log_rows(old, old_state, 0)
     new, new_state = overwriter(tmp_path)
@@ -65,7 +65,7 @@ def test_overwriting_leaves_a_writer_that_only_finishes_in_peace(tmp_path):
     ]
 
 
-def test_overwriting_leaves_a_writer_without_rows_in_peace(tmp_path):
+def test_overwriting_is_not_reported_to_writer_without_rows(tmp_path):
     old, old_state = overwriter(tmp_path)
     new, new_state = overwriter(tmp_path)
     old.finish(old_state)
@@ -89,7 +89,7 @@ def removes(path):
 
 
 @pytest.mark.parametrize("lanes", [False, True])
-def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
+def test_run_removed_while_program_runs_is_reported_at_next_row(
     tmp_path, monkeypatch, lanes
 ):
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_a_run_removed_while_its_program_runs_is_told_at_the_next_row(
     assert not os.path.exists("store/00000000-00000003")
 
 
-def test_saving_in_place_of_a_run_tells_its_logger(tmp_path, monkeypatch):
+def test_save_over_run_is_reported_to_its_logger(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     old, old_state = overwriter("store")
     lox.save({"x": 7}, "store", mode="w", key=3)
@@ -117,7 +117,7 @@ def test_saving_in_place_of_a_run_tells_its_logger(tmp_path, monkeypatch):
     assert lox.load(".lox/unsent")["x"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_saving_to_a_run_that_was_replaced_raises_once(tmp_path):
+def test_save_to_replaced_run_raises_once(tmp_path):
     lox.save({"x": 1}, tmp_path / "run")
     open_run(tmp_path / "run", "w").close()
     with pytest.raises(lox.StoreError, match="another writer has replaced the run"):
@@ -126,7 +126,7 @@ def test_saving_to_a_run_that_was_replaced_raises_once(tmp_path):
     assert lox.load(tmp_path / "run") == {"x": 3}
 
 
-def test_numbers_of_writers_are_not_used_again(tmp_path):
+def test_writer_numbers_are_not_reused(tmp_path):
     """Of whom a writer may still be there that has not written yet."""
     old = [Writer(create_run(tmp_path / "run", "w"))]
     for i in range(4):
@@ -145,7 +145,7 @@ def test_numbers_of_writers_are_not_used_again(tmp_path):
 
 @pytest.mark.parametrize("removed", ["run", "run/writer-0000"])
 @pytest.mark.parametrize("first", ["old", "new"])
-def test_a_directory_made_anew_is_not_shared(tmp_path, removed, first):
+def test_recreated_directory_is_not_shared(tmp_path, removed, first):
     """Somebody deletes a run without rows, and another writer takes its place."""
     old = Writer(create_run(tmp_path / "run", "x"))
     shutil.rmtree(tmp_path / removed)
@@ -199,7 +199,7 @@ class Process:
 
 
 @pytest.mark.parametrize("order", ["abababab", "bbbbaaaa"])
-def test_two_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
+def test_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
     processes = {
         "a": Process(overwriting_process, tmp_path, 100),
         "b": Process(overwriting_process, tmp_path, 200),
@@ -259,11 +259,11 @@ def overwrite_all_at_once(directory, rounds, count):
     print("done")
 
 
-def test_one_of_many_processes_that_overwrite_at_once_has_the_run(tmp_path):
+def test_processes_that_overwrite_at_once_leave_one_owner(tmp_path):
     assert in_a_process(overwrite_all_at_once, tmp_path, 40, 4) == "done\n"
 
 
-def test_one_of_many_threads_that_overwrite_at_once_has_the_run(tmp_path):
+def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):
     for number in range(20):
         path, count = tmp_path / str(number), 4
         barrier = threading.Barrier(count)
@@ -289,7 +289,7 @@ def test_one_of_many_threads_that_overwrite_at_once_has_the_run(tmp_path):
         assert lox.load(path) == {"x": winner}
 
 
-def test_rows_of_a_run_that_was_replaced_are_no_part_of_the_new_one(tmp_path):
+def test_rows_of_replaced_run_are_not_in_the_new_one(tmp_path):
     """Also if whoever replaced it was killed before it could remove them."""
     run = tmp_path / "run"
     lox.save({"x": 1}, run)

@@ -39,7 +39,7 @@ def logs_of(n=4):
 # --- what comes back ---------------------------------------------------------
 
 
-def test_values_steps_and_shapes_come_back(tmp_path):
+def test_load_returns_values_steps_and_shapes(tmp_path):
     lox.save(logs_of(), tmp_path / "run")
     found = lox.load(tmp_path / "run")
     assert found == logs_of()
@@ -49,7 +49,7 @@ def test_values_steps_and_shapes_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_comes_back(tmp_path, dtype):
+def test_load_returns_every_dtype(tmp_path, dtype):
     rows = jnp.array([[0, 1], [1, 0], [1, 1]]).astype(dtype)
     logs = lox.logdict({"x": rows, "once": rows[0]}, stacked=["x"])
     lox.save(logs, tmp_path / "run")
@@ -58,15 +58,18 @@ def test_every_dtype_comes_back(tmp_path, dtype):
     assert found["x"].tobytes() == np.asarray(rows).tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lanes", [0, 3])
-def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, lanes):
+def test_rows_of_program_are_stored_like_rows_saved_by_hand(tmp_path, lanes):
     def program(scale):
         def body(carry, i):
-            x = (carry * scale > 2).astype(dtype)
-            values = {"x": x, "many": jnp.array([[x, x * 0], [x * 0, x]]), "i": i}
-            lox.log(values | {"tree": {"a": i, "b": (x,)}}, step=i, half=i / 2)
-            lox.log({"empty": jnp.zeros((0, 2), dtype)})
+            # one call per dtype, so that each has files of its own; one program for all
+            # of them, because compilation takes most of the time
+            for dtype in DTYPES:
+                x = (carry * scale > 2).astype(dtype)
+                values = {"x": x, "many": jnp.array([[x, x * 0], [x * 0, x]]), "i": i}
+                values |= {"tree": {"a": i, "b": (x,)}}
+                lox.log({dtype: values}, step=i, half=i / 2)
+                lox.log({f"empty {dtype}": jnp.zeros((0, 2), dtype)})
             return carry + 1, None
 
         return lax.scan(body, 0, jnp.arange(5))[0]
@@ -85,7 +88,7 @@ def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, 
     for key in keys:
         state = by_hand.init(int(key))
         # of each event, the lanes come one after the other
-        for i in range(10):
+        for i in range(5 * 2 * len(DTYPES)):
             by_hand.log(state, rows[i * len(keys) + int(key)])
         by_hand.finish(state)
     for logger in (tapped, by_hand):
@@ -95,7 +98,7 @@ def test_rows_of_a_program_are_stored_as_the_same_rows_by_hand(tmp_path, dtype, 
         assert same.read_bytes() == path.read_bytes(), path
 
 
-def test_rows_that_are_not_contiguous_are_stored_as_they_are_seen(tmp_path):
+def test_save_accepts_rows_that_are_not_contiguous(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     writer = logger.open(logger._run_info((0, 0)))
 
@@ -110,7 +113,7 @@ def test_rows_that_are_not_contiguous_are_stored_as_they_are_seen(tmp_path):
     assert (lox.load(tmp_path)["x"] == np.array(expected)).all()
 
 
-def test_prng_keys_come_back(tmp_path):
+def test_load_returns_prng_keys(tmp_path):
     for impl in ("threefry2x32", "rbg"):
         keys = jax.random.split(jax.random.key(0, impl=impl), 3)
         run = tmp_path / impl
@@ -136,7 +139,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_any_name_is_kept_and_stays_in_its_directory(tmp_path, name):
+def test_run_name_is_kept_and_stays_in_its_directory(tmp_path, name):
     run = tmp_path / "store" / "run"
     lox.save({name: 1.5, "other": 2}, run)
     assert lox.load(run) == {name: 1.5, "other": 2}
@@ -145,7 +148,7 @@ def test_any_name_is_kept_and_stays_in_its_directory(tmp_path, name):
     assert [p.name for p in (tmp_path / "store").iterdir()] == ["run"]
 
 
-def test_lanes_and_masks_come_back(tmp_path):
+def test_load_returns_lanes_and_masks(tmp_path):
     batch = jnp.arange(12.0).reshape(3, 4)
     inside = lox.spool(jax.vmap(scanned))(batch)[1]
     outside = jax.vmap(lox.spool(scanned))(batch)[1]
@@ -172,7 +175,7 @@ def test_lanes_and_masks_come_back(tmp_path):
         assert lox.load(tmp_path / name).lanes() == logs.lanes()
 
 
-def test_several_saves_are_one_after_the_other(tmp_path):
+def test_save_repeatedly_appends_rows(tmp_path):
     for _ in range(3):
         lox.save(logs_of(2), tmp_path / "run")
     found = lox.load(tmp_path / "run")
@@ -180,7 +183,7 @@ def test_several_saves_are_one_after_the_other(tmp_path):
     assert len(list((tmp_path / "run").glob("writer-*"))) == 1
 
 
-def test_a_key_in_several_company_keeps_its_order(tmp_path):
+def test_key_saved_with_different_keys_keeps_row_order(tmp_path):
     run = tmp_path / "run"
     for i in range(6):
         lox.save({"x": i} if i % 2 else {"x": i, "even": i}, run)
@@ -188,13 +191,13 @@ def test_a_key_in_several_company_keeps_its_order(tmp_path):
     assert lox.load(run)["even"].tolist() == [0, 2, 4]
 
 
-def test_trees_of_other_kinds_come_back_as_dicts(tmp_path):
+def test_load_returns_pytrees_as_dicts(tmp_path):
     pair = collections.namedtuple("pair", "left right")
     lox.save({"p": pair(1.0, {"a": [2.0, None]})}, tmp_path / "run")
     assert lox.load(tmp_path / "run")["p"] == {"left": 1.0, "right": {"a": [2.0, None]}}
 
 
-def test_trees_of_other_kinds_keep_their_axes_and_leaves(tmp_path):
+def test_load_keeps_axes_and_leaves_of_pytrees(tmp_path):
     pair = collections.namedtuple("pair", "b a")
     rows = pair(np.arange(3.0), np.arange(6.0).reshape(3, 2))
     names = collections.OrderedDict({"x.": np.arange(3), "x": np.arange(3) + 1})
@@ -204,7 +207,7 @@ def test_trees_of_other_kinds_keep_their_axes_and_leaves(tmp_path):
     assert found["q"] == {"x.": 2, "x": 3}
 
 
-def test_rows_without_numbers_come_back(tmp_path):
+def test_load_returns_rows_of_size_zero(tmp_path):
     for _ in range(2):
         lox.save({"x": np.zeros((2, 0))}, tmp_path / "run")
     assert lox.load(tmp_path / "run")["x"].shape == (2, 2, 0)
@@ -215,7 +218,7 @@ def test_rows_without_numbers_come_back(tmp_path):
     assert list(lox.load(tmp_path / "run")) == ["x"]
 
 
-def test_lanes_that_all_happened_join_lanes_of_which_some_did(tmp_path):
+def test_masked_and_unmasked_lanes_are_joined(tmp_path):
     def ragged(n):
         def body(i):
             lox.log({"i": i})
@@ -235,7 +238,7 @@ def test_lanes_that_all_happened_join_lanes_of_which_some_did(tmp_path):
 # --- modes, stores and keys --------------------------------------------------
 
 
-def test_modes(tmp_path):
+def test_save_modes_append_replace_or_refuse(tmp_path):
     run = tmp_path / "run"
     lox.save({"x": 1}, run, mode="x")
     with pytest.raises(lox.StoreError, match=r"a run already exists.*`mode=\"a\"`"):
@@ -248,7 +251,7 @@ def test_modes(tmp_path):
     assert lox.load(run)["x"].tolist() == [3, 4]
 
 
-def test_a_directory_that_is_no_run_is_never_touched(tmp_path):
+def test_directory_that_is_not_a_run_is_never_touched(tmp_path):
     (tmp_path / "mine").write_text("precious")
     for mode in "awx":
         with pytest.raises(lox.StoreError, match=r"is not a run of lox"):
@@ -256,7 +259,7 @@ def test_a_directory_that_is_no_run_is_never_touched(tmp_path):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_runs_of_a_store_by_their_keys(tmp_path, monkeypatch):
+def test_runs_and_load_find_runs_by_key(tmp_path, monkeypatch):
     seconds = itertools.count(1000.5)
     monkeypatch.setattr(time, "time", lambda: next(seconds))
     for seed in (3, 1):
@@ -277,7 +280,7 @@ def test_runs_of_a_store_by_their_keys(tmp_path, monkeypatch):
         lox.runs(tmp_path / "elsewhere")
 
 
-def test_a_store_with_one_run_loads_it(tmp_path):
+def test_load_of_store_with_one_run_returns_it(tmp_path):
     lox.save({"x": 1}, tmp_path / "store", key=0)
     assert lox.load(tmp_path / "store") == {"x": 1}
 
@@ -285,7 +288,7 @@ def test_a_store_with_one_run_loads_it(tmp_path):
 # --- inside JAX --------------------------------------------------------------
 
 
-def test_save_in_jit_and_scan(tmp_path):
+def test_save_works_in_jit_and_scan(tmp_path):
     @jax.jit
     def f(xs):
         _, logs = lox.spool(scanned)(xs)
@@ -301,7 +304,7 @@ def test_save_in_jit_and_scan(tmp_path):
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_each_lane_with_a_key_is_a_run(tmp_path, jit):
+def test_save_under_vmap_writes_one_run_per_key(tmp_path, jit):
     def f(key, x):
         y, logs = lox.spool(scanned)(x + jnp.arange(3.0))
         lox.save(logs, tmp_path, key=key)
@@ -317,7 +320,7 @@ def test_each_lane_with_a_key_is_a_run(tmp_path, jit):
         assert found["x"].tolist() == [i, i + 1.0, i + 2.0]
 
 
-def test_batched_logs_with_keys_are_a_run_a_lane(tmp_path):
+def test_save_of_batched_logs_writes_one_run_per_lane(tmp_path):
     keys = jax.random.split(jax.random.key(0), 3)
     _, logs = jax.vmap(lox.spool(scanned))(jnp.arange(12.0).reshape(3, 4))
     lox.save(logs, tmp_path, key=keys)
@@ -327,7 +330,7 @@ def test_batched_logs_with_keys_are_a_run_a_lane(tmp_path):
         lox.save({"x": 1}, tmp_path, key=keys)
 
 
-def test_a_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
+def test_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
     (tmp_path / "file").write_text("no directory")
     jax.jit(lambda x: lox.save({"x": x}, tmp_path / "file" / "run"))(1.0)
     with pytest.raises(lox.StoreError, match="cannot create a run at"):
@@ -337,7 +340,7 @@ def test_a_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
 # --- what cannot be saved ----------------------------------------------------
 
 
-def test_one_key_in_two_shapes_is_explained(tmp_path):
+def test_key_saved_in_two_shapes_raises_error_with_remedy(tmp_path):
     lox.save({"x": 1.0}, tmp_path / "run")
     with pytest.raises(
         lox.ShapeError, match=r"'x' was saved with the shape \(\).*\(3,\)"
@@ -354,7 +357,7 @@ def test_one_key_in_two_shapes_is_explained(tmp_path):
     assert lox.load(tmp_path / "run", "y") == {"y": 2.0}
 
 
-def test_numbers_of_several_dtypes_come_back_as_they_were(tmp_path):
+def test_load_returns_numbers_of_several_dtypes_exactly(tmp_path):
     for i, x in enumerate((jnp.float32(0.1), np.float64(0.1), 3, 2**40, np.nan)):
         lox.save(lox.logdict({"x": x}, {"step": {"x": i}}), tmp_path / "run")
     found = lox.load(tmp_path / "run")["x"]
@@ -365,7 +368,7 @@ def test_numbers_of_several_dtypes_come_back_as_they_were(tmp_path):
         lox.load(tmp_path / "run")
 
 
-def test_small_numbers_beside_others_come_back(tmp_path):
+def test_load_returns_8_and_16_bit_floats_beside_other_dtypes(tmp_path):
     for i, dtype in enumerate((ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)):
         for x in (np.array(np.nan, dtype), np.array(0.5, dtype), np.int32(3)):
             lox.save({"x": x}, tmp_path / str(i))
@@ -373,7 +376,7 @@ def test_small_numbers_beside_others_come_back(tmp_path):
         np.testing.assert_array_equal(found.astype(float), [np.nan, 0.5, 3.0])
 
 
-def test_numbers_of_other_machines_come_back(tmp_path):
+def test_load_returns_numbers_of_other_byte_order(tmp_path):
     """Their bytes may be the other way round."""
     x, step = np.array(1.5, ">f4"), np.array(3, ">i8")
     for logs in (lox.logdict({"x": x}, {"step": {"x": step}}),) * 2:
@@ -382,7 +385,7 @@ def test_numbers_of_other_machines_come_back(tmp_path):
     assert found["x"].tolist() == [1.5, 1.5] and found.step["x"].tolist() == [3, 3]
 
 
-def test_steps_of_any_dtype_come_back(tmp_path):
+def test_load_returns_steps_of_any_dtype(tmp_path):
     for i in range(3):
         step = np.array(i + 0.5, ml_dtypes.bfloat16)
         lox.save(lox.logdict({"x": np.int32(i)}, {"t": {"x": step}}), tmp_path / "run")
@@ -390,7 +393,7 @@ def test_steps_of_any_dtype_come_back(tmp_path):
     assert found.astype(float).tolist() == [0.5, 1.5, 2.5]
 
 
-def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
+def test_save_that_fails_during_another_does_not_affect_later_ones():
     """As in a handler of a signal, whose call comes when the other one has ended."""
     done = []
 
@@ -409,13 +412,13 @@ def test_a_save_that_fails_amidst_another_keeps_none_that_comes_after():
     assert done == [1, 3, 4]
 
 
-def test_a_large_seed_is_a_key_of_its_own(tmp_path):
+def test_large_seed_is_its_own_run_key(tmp_path):
     for key in (2**40, np.uint64(2**41), np.array(2**42)):
         lox.save({"x": 1}, tmp_path, key=key)
     assert [run.key[0] for run in lox.runs(tmp_path)] == [2**8, 2**9, 2**10]
 
 
-def test_what_is_read_while_it_is_written_ends_somewhere(tmp_path, monkeypatch):
+def test_load_during_writing_ends_at_one_event_for_all_keys(tmp_path, monkeypatch):
     """And has all before its end, of every segment."""
     logger = lox.loggers.SaveLogger(tmp_path)
     state = logger.init(0)
@@ -440,7 +443,7 @@ def test_what_is_read_while_it_is_written_ends_somewhere(tmp_path, monkeypatch):
     assert lox.load(tmp_path)["x"].tolist() == list(range(30))
 
 
-def test_logs_of_one_layout_may_change_their_dtypes_and_lengths(tmp_path):
+def test_rows_of_one_key_can_change_dtype_and_length(tmp_path):
     spooled = lox.spool(scanned)
     parts = []
     for xs in (jnp.arange(2.0), jnp.arange(3.0), jnp.arange(3), jnp.arange(4)):
@@ -450,7 +453,7 @@ def test_logs_of_one_layout_may_change_their_dtypes_and_lengths(tmp_path):
     assert lox.load(tmp_path / "int32") == parts[2] + parts[3]
 
 
-def test_steps_may_be_those_of_some_keys(tmp_path):
+def test_steps_can_belong_to_some_keys_only(tmp_path):
     rows = np.arange(2.0)
     logs = lox.logdict({"x": rows, "y": rows}, {"s": {"y": rows}}, stacked=True)
     only = lox.logdict({"x": rows}, {"s": {}}, stacked=True)
@@ -461,7 +464,7 @@ def test_steps_may_be_those_of_some_keys(tmp_path):
         assert found == sum([one] * 3) and set(found.steps) <= {"s"}
 
 
-def test_bad_input_is_explained(tmp_path):
+def test_bad_input_raises_error_with_remedy(tmp_path):
     with pytest.raises(lox.LoxTypeError, match="`lox.save` takes"):
         lox.save([1], tmp_path)
     with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; there"):
@@ -477,14 +480,14 @@ def test_bad_input_is_explained(tmp_path):
         lox.save({"x": huge}, tmp_path / "run")
 
 
-def test_a_config_may_have_numbers_for_keys(tmp_path):
+def test_config_can_have_numbers_as_keys(tmp_path):
     config = {"lr": {10: 0.1, 9: 0.2}}
     create_run(tmp_path / "run", "x", config=config)
     (run,) = lox.runs(tmp_path)
     assert run.config == {"lr": {"10": 0.1, "9": 0.2}}
 
 
-def test_tags_come_back(tmp_path):
+def test_load_returns_tags(tmp_path):
     def f(x):
         def body(carry, i):
             lox.log({"a": carry, "b": carry}, tags=("metric", "train"), step=i)
@@ -510,7 +513,7 @@ def test_tags_come_back(tmp_path):
     assert found.tags["c"] == ("late",) and found["c"].tolist() == [1, 2, 3, 1, 9]
 
 
-def test_logs_that_look_alike_are_told_apart(tmp_path):
+def test_similar_layouts_are_distinguished(tmp_path):
     """Those that share the description of their axes are written without a thought."""
     logs = lox.logdict({"a": np.arange(2)}, {"s": {"a": np.array([1, 2])}}, [*"a"])
     lox.save(logs, tmp_path / "run")
@@ -530,7 +533,7 @@ def test_logs_that_look_alike_are_told_apart(tmp_path):
     assert found.t["a"].tolist() == [1, 2, 7, 8]
 
 
-def test_names_that_match_nothing_are_reported(tmp_path):
+def test_load_of_unknown_names_warns(tmp_path):
     lox.save({"loss": 1.0, "acc": 2.0}, tmp_path / "run")
     with pytest.warns(lox.LoxWarning, match="'los'; its keys are 'loss', 'acc'"):
         assert lox.load(tmp_path / "run", ["los", "acc"]) == {"acc": 2.0}

@@ -112,7 +112,7 @@ EVIL = [
 
 
 @pytest.mark.parametrize("change", EVIL)
-def test_a_schema_that_cannot_be_is_refused(tmp_path, change):
+def test_invalid_schema_is_refused(tmp_path, change):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
     changed(tmp_path / "run", change)
     tracemalloc.start()
@@ -162,7 +162,7 @@ ABOUT["versions"] = {}
     ],
     ids=lambda text: text[-60:],
 )
-def test_a_file_about_a_run_that_cannot_be_is_refused(tmp_path, content):
+def test_invalid_run_file_is_refused(tmp_path, content):
     lox.save({"x": 1}, tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(with_checksum(content))
@@ -179,7 +179,7 @@ class Bomb:
         return os.abort, ()
 
 
-def test_pickles_are_not_opened(tmp_path):
+def test_pickles_are_not_loaded(tmp_path):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
     (path,) = (tmp_path / "run").rglob("*.npy")
     np.save(path, np.array([Bomb()], object), allow_pickle=True)
@@ -192,7 +192,7 @@ def test_pickles_are_not_opened(tmp_path):
     ["run.json", "writer-0000", *(f"0000.{x}" for x in ("json", "npy", "places"))],
 )
 @pytest.mark.parametrize("kind", ["link", "loop", "pipe", "directory", "device"])
-def test_links_and_pipes_are_not_followed(tmp_path, name, kind):
+def test_symlinks_and_pipes_are_not_followed(tmp_path, name, kind):
     two_segments(tmp_path / "run")
     (path,) = (tmp_path / "run").rglob(name)
     outside = tmp_path / "outside"
@@ -214,7 +214,7 @@ def test_links_and_pipes_are_not_followed(tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "..", "a/b", "\0", "~"])
-def test_names_in_the_files_of_strangers_are_only_names(tmp_path, name):
+def test_names_in_untrusted_files_are_not_used_as_paths(tmp_path, name):
     run = tmp_path / "a" / "b" / "run"
     lox.save({"x": 1.5}, run)
     changed(run, lambda schema: schema["keys"][0].update(name=name))
@@ -227,7 +227,7 @@ def test_names_in_the_files_of_strangers_are_only_names(tmp_path, name):
     )
 
 
-def test_no_more_than_what_is_asked_for_is_read(tmp_path):
+def test_load_reads_only_selected_keys(tmp_path):
     """Of files that are far larger than memory; they are holes, and so all zeros."""
     run = create_run(tmp_path / "run", "x")
     writer = Writer(run)
@@ -268,7 +268,7 @@ def peak_memory(function):
 
 @pytest.mark.parametrize("size", [10**6, 3 * 10**9, 10**12])
 @pytest.mark.parametrize("name", ["0000.places", "0001.places"])
-def test_places_are_bounded_by_the_records(tmp_path, size, name):
+def test_places_file_larger_than_its_records_is_refused(tmp_path, size, name):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / name
     os.truncate(path, size)  # the end is a hole
@@ -281,7 +281,7 @@ def test_places_are_bounded_by_the_records(tmp_path, size, name):
     assert peak_memory(load) < 2**22
 
 
-def test_places_that_fit_are_bounded_by_the_records(tmp_path):
+def test_places_file_with_too_many_places_is_bounded_by_its_records(tmp_path):
     """More places than records, whose checksums are right."""
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
@@ -294,7 +294,7 @@ def test_places_that_fit_are_bounded_by_the_records(tmp_path):
 
 
 @pytest.mark.parametrize("size", [3 * 10**9, 10**12])
-def test_records_that_are_holes_are_not_joined_in_memory(tmp_path, size):
+def test_sparse_records_are_not_joined_in_memory(tmp_path, size):
     two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0001.npy"
     os.truncate(path, size)
@@ -310,7 +310,7 @@ def test_records_that_are_holes_are_not_joined_in_memory(tmp_path, size):
 
 
 @pytest.mark.parametrize("kind", ["mask", "key"])
-def test_holes_are_not_read_for_masks_and_prng_keys(tmp_path, kind):
+def test_sparse_records_are_not_read_for_masks_and_prng_keys(tmp_path, kind):
     run = tmp_path / "run"
     logs = lox.logdict({"x": jax.random.key(1)})
     if kind == "mask":
@@ -322,7 +322,7 @@ def test_holes_are_not_read_for_masks_and_prng_keys(tmp_path, kind):
         lox.load(run)
 
 
-def test_few_numbers_of_many_large_records_stay_on_disk(tmp_path):
+def test_small_part_of_large_records_is_memory_mapped(tmp_path):
     run = tmp_path / "run"
     lox.save({"small": np.int8(1), "wide": np.zeros(2**12, np.int8)}, run)
     (path,) = run.rglob("*.npy")
@@ -366,7 +366,7 @@ def test_json_that_would_fill_memory_is_refused(tmp_path, kind, name):
 
 
 @pytest.mark.parametrize("kind", ["lists", "numbers", "depth"])
-def test_a_structure_that_would_fill_memory_is_refused(tmp_path, kind):
+def test_pytree_structure_that_would_fill_memory_is_refused(tmp_path, kind):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
     tree = f'{{"list": {bomb(kind, 20_000_000)}}}'
     changed(tmp_path / "run", lambda schema: schema["keys"][0].update(tree=tree))
@@ -378,7 +378,7 @@ def test_a_structure_that_would_fill_memory_is_refused(tmp_path, kind):
     assert peak_memory(load) < 2**28
 
 
-def test_recursion_may_go_deep_and_json_may_not(tmp_path):
+def test_deeply_nested_json_is_refused_at_any_recursion_limit(tmp_path):
     """With a high limit, the parser itself would overflow the stack."""
     lox.save({"x": 1}, tmp_path / "run")
     path = tmp_path / "run" / "run.json"
@@ -392,7 +392,7 @@ def test_recursion_may_go_deep_and_json_may_not(tmp_path):
         sys.setrecursionlimit(limit)
 
 
-def test_a_config_that_could_not_be_read_is_not_written(tmp_path):
+def test_config_that_could_not_be_read_back_is_refused(tmp_path):
     config = {"lr": 0.1, "table": "x" * 2**25}
     logger = lox.loggers.SaveLogger(tmp_path, config=config)
     with pytest.raises(lox.StoreError, match="more than .* bytes.*and not in a config"):

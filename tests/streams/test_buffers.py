@@ -16,7 +16,7 @@ from tests.streams.programs_with_streams import (
 )
 
 
-def test_a_buffer_hands_over_rows_in_order_and_the_rest_at_the_end():
+def test_buffer_delivers_rows_in_order_and_the_rest_at_the_end():
     calls = tapped(scanned, jnp.arange(7.0), buffer=3)
     assert [c["x"].tolist() for c in calls] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [c.step["x"].tolist() for c in calls] == [[0, 1, 2], [3, 4, 5], [6]]
@@ -24,7 +24,7 @@ def test_a_buffer_hands_over_rows_in_order_and_the_rest_at_the_end():
     assert sum(calls[1:], calls[0]) == lox.spool(scanned)(jnp.arange(7.0))[1]
 
 
-def test_a_loop_that_ends_early_is_flushed():
+def test_buffer_of_loop_that_ends_early_is_flushed():
     assert [c["i"].tolist() for c in tapped(counted, 4, buffer=3)] == [[0, 1, 2], [3]]
     assert tapped(counted, 0, buffer=3) == []
     calls = tapped(counted, 5, reduce="sum", window=2)
@@ -32,13 +32,13 @@ def test_a_loop_that_ends_early_is_flushed():
     assert [int(c.step["i"]) for c in calls] == [10, 30, 40]
 
 
-def test_a_reduced_tap_calls_once_when_the_function_has_ended():
+def test_reduced_tap_calls_back_once_at_the_end():
     assert tapped(scanned, jnp.arange(5.0), reduce="mean") == [{"x": 2.0}]
     assert tapped(counted, 0, reduce="mean") == []
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
-def test_windows_of_any_size_are_the_same(size):
+def test_tapped_and_spooled_windows_agree(size):
     """Small ones are folded when they are complete, large ones as they go."""
     xs = jnp.arange(7.0)[:, None] * jnp.ones(size)
     for name in ("mean", "first", "var", average):
@@ -51,7 +51,7 @@ def test_windows_of_any_size_are_the_same(size):
         np.testing.assert_allclose(whole["x"], wanted["x"])
 
 
-def test_the_reduction_of_a_call_counts_in_a_tap_with_a_window():
+def test_reduction_of_log_call_applies_to_tap_with_window():
     def f(xs):
         return lax.map(lambda x: lox.log({"x": x}, reduce="max") and x, xs)
 
@@ -60,7 +60,7 @@ def test_the_reduction_of_a_call_counts_in_a_tap_with_a_window():
     assert [float(c["x"]) for c in tapped(f, xs, window=3)] == [2, 3]
 
 
-def test_keys_that_are_logged_together_come_together():
+def test_keys_logged_together_are_delivered_together():
     def f(xs):
         def body(c, x):
             lox.log({"a": x, "b": -x}, step=x)
@@ -89,7 +89,7 @@ def test_keys_that_are_logged_together_come_together():
     ],
     ids=str,
 )
-def test_lanes_have_buffers_of_their_own(around, options):
+def test_buffer_is_per_lane(around, options):
     ns = jnp.array([2, 0, 5])
 
     def f(n):
@@ -111,7 +111,7 @@ def test_lanes_have_buffers_of_their_own(around, options):
         assert mine == tapped(f, n, **options)
 
 
-def test_lanes_that_stay_together_share_a_count():
+def test_buffers_of_lanes_that_log_together_share_a_count():
     xs = jnp.arange(6.0).reshape(2, 3)
     calls = tapped(jax.vmap(scanned), xs, reduce="mean", window=2)
     assert [float(c["x"]) for c in calls] == [0.5, 3.5, 2, 5]
@@ -121,7 +121,7 @@ def test_lanes_that_stay_together_share_a_count():
     assert logs["x"].tolist() == [[0.5, 3.5], [2, 5]] and not logs.mask
 
 
-def test_batched_buffers_have_all_lanes():
+def test_batched_buffer_has_all_lanes():
     calls = tapped(jax.vmap(counted), jnp.array([1, 3]), buffer=2, batched=True)
     rows = sorted(
         (int(lane["i"][0]), len(lane["i"]))
@@ -132,7 +132,7 @@ def test_batched_buffers_have_all_lanes():
     assert rows == [(0, 1), (0, 2), (2, 1)]
 
 
-def test_a_callback_that_raises_gets_no_more_rows_and_loses_none_before():
+def test_callback_that_raises_gets_no_more_buffered_rows():
     calls = []
 
     def callback(logs):
@@ -148,7 +148,7 @@ def test_a_callback_that_raises_gets_no_more_rows_and_loses_none_before():
     assert len(tapped(scanned, jnp.arange(7.0), buffer=2)) == 4
 
 
-def test_taps_with_streams_do_not_change_results_or_gradients():
+def test_buffered_tap_does_not_change_result_or_gradient():
     xs = jnp.arange(5.0)
     for options in ({"buffer": 2}, {"reduce": "var", "window": 2}, {"interval": 2}):
         tap = lox.tap(lambda a: scanned(a * xs) ** 2, lambda logs: None, **options)
@@ -157,14 +157,14 @@ def test_taps_with_streams_do_not_change_results_or_gradients():
     jax.effects_barrier()
 
 
-def test_jitted_taps_flush_too():
+def test_buffer_is_flushed_under_jit():
     calls = []
     jax.jit(lox.tap(scanned, calls.append, buffer=2))(jnp.arange(3.0))
     jax.effects_barrier()
     assert [c["x"].tolist() for c in calls] == [[0, 1], [2]]
 
 
-def test_a_tap_in_a_loop_flushes_at_the_end_of_each_call():
+def test_buffer_of_tap_in_loop_is_flushed_per_call():
     calls = []
 
     def step(c, x):

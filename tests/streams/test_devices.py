@@ -38,7 +38,7 @@ def grown_to_three(x):
     ],
     ids=str,
 )
-def test_each_device_of_a_mesh_has_its_own_stream(kind, options):
+def test_stream_is_per_device_of_shard_map(kind, options):
     mapped, put = on_devices(grown_to_three, kind)
     logs = lox.spool(mapped, **options)(put(jnp.arange(4.0)))[1]
     for start, lane in enumerate(logs.lanes()):
@@ -51,7 +51,7 @@ def test_each_device_of_a_mesh_has_its_own_stream(kind, options):
     [{"buffer": 2}, {"reduce": "sum", "window": 2}, {"reduce": "sum"}, {"interval": 2}],
     ids=str,
 )
-def test_each_device_of_a_mesh_has_its_own_buffer(kind, options):
+def test_buffer_is_per_device_of_shard_map(kind, options):
     mapped, put = on_devices(grown_to_three, kind)
     calls = tapped(mapped, put(jnp.arange(4.0)), **options)
     alone = [
@@ -68,7 +68,7 @@ def test_each_device_of_a_mesh_has_its_own_buffer(kind, options):
 
 @pytest.mark.parametrize("name", [*NAMES, average])
 @pytest.mark.parametrize("window", [None, 2])
-def test_split_values_are_reduced_where_they_are(name, window):
+def test_reduction_keeps_sharding_of_values(name, window):
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
     sharding = jax.sharding.NamedSharding(mesh, PartitionSpec(None, "d"))
     xs = jnp.arange(40.0).reshape(5, 8)
@@ -114,7 +114,7 @@ def explicit_mesh():
     ],
     ids=str,
 )
-def test_whole_values_under_an_explicit_mesh_are_reduced(explicit_mesh, fun, options):
+def test_reduction_works_under_explicit_mesh(explicit_mesh, fun, options):
     options = {"capacity": 9, **options}
     x = jnp.arange(8.0) + 1
     y, expected = lox.spool(fun, **options)(x)
@@ -136,6 +136,6 @@ def test_whole_values_under_an_explicit_mesh_are_reduced(explicit_mesh, fun, opt
     ],
     ids=str,
 )
-def test_whole_values_under_an_explicit_mesh_are_buffered(explicit_mesh, fun, options):
+def test_buffer_works_under_explicit_mesh(explicit_mesh, fun, options):
     x = jnp.arange(8.0) + 1
     assert tapped(fun, explicit_mesh(x), **options) == tapped(fun, x, **options)

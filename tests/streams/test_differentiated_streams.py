@@ -44,9 +44,7 @@ with_vjp.defvjp(lambda x: (with_vjp(x), None), lambda _, g: (g,))
 
 @pytest.mark.parametrize("custom", [with_jvp, with_vjp])
 @pytest.mark.parametrize("options", [{"reduce": "sum"}, {"interval": 1}])
-def test_a_custom_function_that_logs_keeps_the_derivative_of_what_came_before(
-    custom, options
-):
+def test_custom_function_keeps_derivative_of_earlier_rows(custom, options):
     def f(xs):
         def body(s, x):
             lox.log({"x": x * 2})
@@ -62,7 +60,7 @@ def test_a_custom_function_that_logs_keeps_the_derivative_of_what_came_before(
         assert gradient.tolist() == [2, 2, 2]
 
 
-def test_events_that_are_not_selected_do_not_touch_a_stream():
+def test_reduction_ignores_events_that_are_not_selected():
     def f(x):
         lox.log({"a": x.sum()}, tags="m")
 
@@ -93,7 +91,7 @@ def logs_another_shape(x):
 
 @pytest.mark.parametrize("rule", [logs_nothing, logs_another_value, logs_another_shape])
 @pytest.mark.parametrize("options", [{}, {"reduce": "mean"}, {"buffer": 2}])
-def test_a_rule_that_logs_otherwise_does_not_count(rule, options):
+def test_reduction_ignores_other_events_of_derivative_rules(rule, options):
     @jax.custom_vjp
     def f(x):
         lox.log({"a": x * 10})
@@ -109,7 +107,7 @@ def test_a_rule_that_logs_otherwise_does_not_count(rule, options):
         assert gradient == 1 and logs == {"a": 10.0}
 
 
-def test_a_key_in_an_unbounded_loop_does_not_take_the_derivative_of_another():
+def test_reduction_in_unbounded_loop_keeps_derivative_of_other_keys():
     @jax.custom_jvp
     def c(x):
         lox.log({"a": x})
@@ -131,7 +129,7 @@ def test_a_key_in_an_unbounded_loop_does_not_take_the_derivative_of_another():
     assert lox.spool(f, reduce="sum")(0.7)[1]["i"] == 1
 
 
-def test_logs_of_custom_functions_stay_constant_in_second_derivatives():
+def test_second_derivative_of_reduced_custom_function_treats_logs_as_constant():
     def f(x):
         def body(c, i):
             lox.log({"x": c * 2})

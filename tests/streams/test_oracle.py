@@ -11,7 +11,7 @@ import lox
 from tests import oracle, streams_oracle
 from tests.interpreter.test_oracle import LANES, X
 
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "70")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "50")))
 ROOM = 200  # more rows than any of the programs logs of a key
 
 
@@ -123,5 +123,5 @@ def assert_tapped_lanes(calls, program, options):
 
 
 @pytest.mark.parametrize("seed", [20_000 + s for s in SEEDS[::2]])
-def test_a_random_program_streams_what_numpy_makes_of_its_plain_run(seed):
+def test_random_program_streams_what_numpy_computes_from_plain_python(seed):
     check(seed)

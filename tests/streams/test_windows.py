@@ -30,7 +30,7 @@ NESTED = [-1, 0, 1, 2, 9, 10, 11, 12, 19]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 9, 20])
-def test_windows_and_intervals_go_across_loops_and_sites(k):
+def test_window_and_interval_span_loops_and_calls(k):
     logs = lox.spool(nested, interval=k)()[1]
     assert logs["i"].tolist() == NESTED[::k]
     logs = lox.spool(nested, reduce="sum", window=k)()[1]
@@ -40,7 +40,7 @@ def test_windows_and_intervals_go_across_loops_and_sites(k):
     assert logs["i"].tolist() == NESTED[::k][::2]
 
 
-def test_the_step_of_a_window_is_that_of_its_last_event_or_first():
+def test_window_has_step_of_its_last_or_first_event():
     xs = jnp.arange(5.0)
     assert reduced(xs, "mean", window=2).step["x"].tolist() == [1, 3, 4]
     assert reduced(xs, "first", window=2).step["x"].tolist() == [0, 2, 4]
@@ -52,7 +52,7 @@ def bytes_of(fun, *args):
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
-def test_what_is_thrown_away_is_never_allocated():
+def test_reduced_rows_are_never_allocated():
     long = jax.ShapeDtypeStruct((100_000, 64), jnp.float32)
     short = jax.ShapeDtypeStruct((100, 64), jnp.float32)
     row = 64 * 4
@@ -79,7 +79,7 @@ def test_what_is_thrown_away_is_never_allocated():
         (lox.tap, "buffer"),
     ],
 )
-def test_numbers_below_one_are_refused(transform, option, value):
+def test_stream_option_below_one_is_refused(transform, option, value):
     name = transform.__name__
     with pytest.raises(
         lox.LoxValueError, match=f"`{option}` of `lox.{name}`.*at least 1"
@@ -93,7 +93,7 @@ def test_numbers_below_one_are_refused(transform, option, value):
 
 @pytest.mark.parametrize("reduce", [None, "append"])
 @pytest.mark.parametrize("transform", [lox.spool, lox.tap])
-def test_a_window_needs_a_reduction(transform, reduce):
+def test_window_without_reduction_is_refused(transform, reduce):
     with pytest.raises(
         lox.LoxValueError,
         match=r"`window`.*'x' \(at .*programs_with_streams.*interval=3",

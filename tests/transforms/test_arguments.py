@@ -27,7 +27,7 @@ transformed = pytest.mark.parametrize(
 
 
 @transformed
-def test_python_bools_are_static_in_an_eager_call(transform):
+def test_python_bools_are_static_in_eager_call(transform):
     def f(x, flag):
         lox.log({"x": x})
         return (x + 1 if flag else x - 1), flag
@@ -38,7 +38,7 @@ def test_python_bools_are_static_in_an_eager_call(transform):
 
 
 @transformed
-def test_python_numbers_stay_what_they_are_inside_jit(transform):
+def test_python_numbers_are_unchanged_inside_jit(transform):
     def f(x, n, scale, flag):
         lox.log({"x": x})
         total = x
@@ -57,9 +57,7 @@ def test_python_numbers_stay_what_they_are_inside_jit(transform):
 
 @transformed
 @pytest.mark.parametrize("around", [jax.grad, jax.vmap, jax.value_and_grad])
-def test_python_numbers_stay_what_they_are_under_eager_transformations(
-    transform, around
-):
+def test_python_numbers_are_unchanged_under_eager_transformations(transform, around):
     def f(x, n):
         lox.log({"x": x})
         return sum((x * i for i in range(n)), 0.0 * x)
@@ -81,7 +79,7 @@ def test_concrete_arrays_stay_concrete_inside_jit():
     assert jax.jit(outer)(2.0) == 10.0
 
 
-def test_logify_shows_python_numbers_as_they_are_in_an_eager_call():
+def test_logify_keeps_python_numbers_in_eager_call():
     @logify.logify
     def f(a, n):
         for i in range(n):
@@ -93,7 +91,7 @@ def test_logify_shows_python_numbers_as_they_are_in_an_eager_call():
     assert logs.asdict() == {"i": {"sum": 3}}
 
 
-def test_static_numbers_are_told_apart_by_type_and_sign():
+def test_static_numbers_are_distinguished_by_type_and_sign():
     @logify.logify
     def sign(x):
         logify.log("x", x)
@@ -105,7 +103,7 @@ def test_static_numbers_are_told_apart_by_type_and_sign():
     ]  # fmt: skip
 
 
-def test_enums_are_static():
+def test_enum_arguments_are_static():
     class Mode(enum.IntEnum):
         TRAIN = 1
         TEST = 2
@@ -135,7 +133,7 @@ class Trainer:
 
 
 @transformed
-def test_a_method_of_a_changed_object_is_never_stale(transform):
+def test_method_of_changed_object_is_traced_again(transform):
     trainer = Trainer()
     trainer.lr = jnp.float32(2.0)
     assert transform(trainer.step)(1.0) == 2.0
@@ -146,14 +144,14 @@ def test_a_method_of_a_changed_object_is_never_stale(transform):
     assert jax.jit(transform(trainer.step))(1.0) == 6.0
 
 
-def test_a_decorated_method_sees_changed_attributes():
+def test_decorated_method_sees_changed_attributes():
     trainer = Trainer()
     assert trainer.spooled(1.0) == (2.0, {"lr": 2.0})
     trainer.lr = 5.0
     assert trainer.spooled(1.0) == (5.0, {"lr": 5.0})
 
 
-def test_objects_in_arguments_are_traced_again_once_they_have_changed():
+def test_object_argument_that_changed_is_traced_again():
     traces = []
 
     class Inner:
@@ -183,7 +181,7 @@ def test_objects_in_arguments_are_traced_again_once_they_have_changed():
     assert len(traces) == 4
 
 
-def test_writing_a_traced_value_to_an_object_is_an_error():
+def test_writing_traced_value_to_object_raises():
     class Model:
         def loss(self, x):
             self.last = x * 2
@@ -202,7 +200,7 @@ def test_writing_a_traced_value_to_an_object_is_an_error():
 
 @pytest.mark.parametrize("kind", ["argument", "closure"])
 @transformed
-def test_mutable_arrays_are_updated(transform, kind):
+def test_mutable_array_arguments_are_updated(transform, kind):
     def f(ref, x):
         def step(c, _):
             ref[...] += c
@@ -220,7 +218,7 @@ def test_mutable_arrays_are_updated(transform, kind):
         assert ref[...] == 7.0
 
 
-def test_stages_of_a_jitted_function_are_those_of_the_transformed_one():
+def test_transformed_jit_has_lower_trace_and_eval_shape():
     @functools.partial(jax.jit, static_argnames="n")
     def f(x, n=2):
         lox.log({"x": x})
@@ -243,7 +241,7 @@ def test_stages_of_a_jitted_function_are_those_of_the_transformed_one():
 
 
 @transformed
-def test_a_generator_is_an_error(transform):
+def test_generator_function_raises(transform):
     def generate(x):
         lox.log({"x": x})
         yield x
@@ -259,7 +257,7 @@ def test_a_generator_is_an_error(transform):
         transform(later)(1.0)
 
 
-def test_bools_among_the_leaves_of_a_pytree_are_static():
+def test_python_bools_in_pytree_are_static():
     def f(leaves, x):
         inference, rate = leaves
         lox.log({"x": x})
@@ -285,7 +283,7 @@ class Model:
         return self(x)
 
 
-def test_functions_that_are_equal_are_not_the_same():
+def test_equal_callables_are_not_confused():
     a, b = Model(2), Model(2)
     first, second = lox.spool(a), lox.spool(b)
     bound = lox.spool(b.apply)
@@ -295,7 +293,7 @@ def test_functions_that_are_equal_are_not_the_same():
     assert second(1.0)[1] == {"x": 2.0} and bound(1.0)[1] == {"x": 2.0}
 
 
-def test_static_arguments_must_be_hashable():
+def test_static_argument_that_is_not_hashable_raises():
     def f(x, names):
         lox.log({"x": x + len(names)})
         return x
@@ -305,7 +303,7 @@ def test_static_arguments_must_be_hashable():
         lox.spool(f)(1.0, {1})
 
 
-def test_numpy_and_python_numbers_in_results_pass_through():
+def test_numpy_and_python_results_are_returned_unchanged():
     def f(x):
         return np.float32(2), 3, "text", x
 

@@ -37,7 +37,7 @@ class Counter:
         lambda f, x: jax.vmap(lox.tap(f, print))(jnp.ones(2) * x),
     ],
 )
-def test_the_second_call_neither_traces_nor_compiles(call):
+def test_second_call_neither_traces_nor_compiles(call):
     counter = Counter()
     call(counter.f, 1.0)
     with jax.log_compiles(False), count_compilations() as compiled:
@@ -62,7 +62,7 @@ class count_compilations:
         self.on = False
 
 
-def test_kept_methods_partials_and_callable_objects_are_remembered():
+def test_methods_partials_and_callable_objects_are_cached():
     class Model:
         traces = 0
 
@@ -87,7 +87,7 @@ def test_kept_methods_partials_and_callable_objects_are_remembered():
     assert model.traces == 3
 
 
-def test_functions_are_not_kept_alive():
+def test_cache_does_not_keep_functions_alive():
     counter = Counter()
     lox.spool(counter.f)(1.0)
     lox.tap(counter.f, lambda logs: None)(1.0)
@@ -98,7 +98,7 @@ def test_functions_are_not_kept_alive():
     assert gone() is None
 
 
-def test_the_users_own_jit_cache_stays_intact():
+def test_jit_cache_of_user_is_kept():
     lox.set_default(lambda logs: printed.append(dict(logs)))
     printed = []
     traces = []
@@ -128,7 +128,7 @@ def test_the_users_own_jit_cache_stays_intact():
     assert len(traces) == 1
 
 
-def test_a_new_shape_or_static_value_is_traced_anew_and_a_new_float_is_not():
+def test_new_shape_is_traced_again_and_new_float_is_not():
     counter = Counter()
     spooled = lox.spool(counter.f)
     spooled(1.0), spooled(2.0), spooled(3)
@@ -137,7 +137,7 @@ def test_a_new_shape_or_static_value_is_traced_anew_and_a_new_float_is_not():
     assert counter.traces == 3
 
 
-def test_threads_can_share_a_transformed_function():
+def test_threads_can_share_transformed_function():
     from concurrent.futures import ThreadPoolExecutor
 
     def f(x):

@@ -32,14 +32,14 @@ def program(f):
     return re.sub(r"[%.\w-]*(with_logs|without_logs)[.\w-]*", "main", text)
 
 
-def test_what_is_compiled_is_the_program_without_logs():
+def test_nolog_compiles_the_program_without_logs():
     quiet = lox.nolog(with_logs)
     assert not jax.make_jaxpr(quiet)(jnp.ones(3)).effects
     assert program(quiet) == program(without_logs)
     assert quiet(jnp.ones(3)).tolist() == without_logs(jnp.ones(3)).tolist()
 
 
-def test_nothing_is_printed(capsys):
+def test_nolog_prints_nothing(capsys):
     lox.nolog(with_logs)(jnp.ones(3))
     jax.grad(lambda x: lox.nolog(with_logs)(x).sum())(jnp.ones(3))
     jax.vmap(lox.nolog(with_logs))(jnp.ones((2, 3)))
@@ -48,11 +48,11 @@ def test_nothing_is_printed(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_nothing_is_left_for_a_transformation_outside():
+def test_nolog_leaves_nothing_for_outer_transformation():
     assert lox.spool(lox.nolog(with_logs))(jnp.ones(3))[1] == {}
 
 
-def test_a_tap_inside_has_taken_its_events_already():
+def test_nolog_of_tap_still_calls_back():
     calls = []
     lox.nolog(lox.tap(with_logs, calls.append, argnames="start"))(jnp.ones(3))
     jax.effects_barrier()

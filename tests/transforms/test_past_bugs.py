@@ -18,20 +18,20 @@ def scanned(x, n=4, **options):
     return lax.scan(step, x, jnp.arange(n))[0]
 
 
-def test_spooling_does_not_change_the_jitted_function():
+def test_spool_does_not_change_the_jitted_function():
     f = jax.jit(scanned)
     before = str(jax.make_jaxpr(f)(1))
     lox.spool(f)(1), lox.tap(f, lambda logs: None)(1), lox.nolog(f)(1)
     assert str(jax.make_jaxpr(f)(1)) == before
 
 
-def test_one_jitted_function_can_be_called_twice():
+def test_spooled_jit_can_be_called_twice():
     f = jax.jit(scanned)
     _, logs = lox.spool(lambda x: f(f(x)))(1)
     assert logs["x"].tolist() == [1, 2, 3, 4] * 2
 
 
-def test_callbacks_do_not_accumulate():
+def test_tap_callbacks_do_not_accumulate():
     calls = []
     for _ in range(3):
         lox.tap(scanned, calls.append)(1)
@@ -41,7 +41,7 @@ def test_callbacks_do_not_accumulate():
     assert len(calls) == 5 * 4
 
 
-def test_logs_after_a_cond_keep_their_keys():
+def test_log_after_cond_keeps_its_key():
     def f(x):
         def positive(x):
             lox.log({"b": x})
@@ -62,12 +62,12 @@ def test_logs_after_a_cond_keep_their_keys():
     assert lox.spool(f)(-1.0)[1] == {"c": -1.0, "a": -10.0, "b": -100.0, "d": 0.0}
 
 
-def test_shapes_under_vmap():
+def test_spool_shapes_under_vmap():
     assert lox.spool(jax.vmap(scanned))(jnp.arange(3))[1]["x"].shape == (4, 3)
     assert jax.vmap(lox.spool(scanned))(jnp.arange(3))[1]["x"].shape == (3, 4)
 
 
-def test_steps_are_as_long_as_data():
+def test_steps_are_as_long_as_values():
     def f(x):
         lox.log({"x": x}, step=-1)
         scanned(x)
@@ -79,7 +79,7 @@ def test_steps_are_as_long_as_data():
         assert logs["x"].shape[0] == 7
 
 
-def test_reduce_leaves_a_values_own_axes():
+def test_reduce_keeps_axes_of_value():
     def f(x):
         def step(c, i):
             lox.log({"v": jnp.arange(5.0) * i})
@@ -90,7 +90,7 @@ def test_reduce_leaves_a_values_own_axes():
     assert lox.spool(f, reduce="mean")(1)[1]["v"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_nested_dicts_can_be_joined():
+def test_logdicts_of_nested_dicts_can_be_joined():
     def f(x):
         lox.log({"n": {"a": {"b": x}, "c": [x, x + 1]}})
         lox.log({"n": {"a": {"b": x * 2}, "c": [x, x]}})
@@ -101,7 +101,7 @@ def test_nested_dicts_can_be_joined():
     assert (logs + logs)["n"]["c"][1].tolist() == [2, 1, 2, 1]
 
 
-def test_floats_are_not_rounded_into_the_ints_of_another_line():
+def test_floats_are_not_rounded_to_ints_of_another_call():
     def f(x):
         lox.log({"x": jnp.float32(1.5)})
         lox.log({"x": jnp.int32(2)})
@@ -111,14 +111,14 @@ def test_floats_are_not_rounded_into_the_ints_of_another_line():
         lox.spool(f)(1)
 
 
-def test_a_prefix_is_kept_inside_a_scan():
+def test_prefix_is_kept_in_scan():
     def f(x):
         return scanned(x, prefix="p/")
 
     assert list(lox.spool(f)(1)[1]) == ["p/x"]
 
 
-def test_a_name_does_not_match_its_letters():
+def test_argnames_string_does_not_match_its_letters():
     def f(x):
         lox.log({"a": x, "c": x})
         return x
@@ -127,7 +127,7 @@ def test_a_name_does_not_match_its_letters():
         assert lox.spool(f, argnames="ca")(1)[1] == {}
 
 
-def test_logs_can_be_pickled():
+def test_logdict_can_be_pickled():
     _, logs = lox.spool(scanned)(1)
     again = pickle.loads(pickle.dumps(logs))
     assert again == logs and again.step["x"].tolist() == [0, 1, 2, 3]

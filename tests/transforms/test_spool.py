@@ -33,7 +33,7 @@ def keys(**options):
 # --- shapes ------------------------------------------------------------------
 
 
-def test_a_key_logged_once_keeps_its_shape_and_others_get_a_time_axis():
+def test_spool_adds_time_axis_to_keys_logged_repeatedly():
     def f(xs):
         lox.log({"once": 1.0, "v": jnp.ones(2)})
         lox.log({"twice": 1.0})
@@ -55,7 +55,7 @@ def test_a_key_logged_once_keeps_its_shape_and_others_get_a_time_axis():
     assert list(logs) == ["once", "v", "twice", "loop", "one"]
 
 
-def test_steps_have_the_time_axis_of_their_key():
+def test_spool_gives_steps_the_time_axis_of_their_key():
     _, logs = lox.spool(train)(XS)
     assert logs.step["loss"].tolist() == [0, 1, 2, 3]
     assert logs.step["loss"].shape == logs["loss"].shape
@@ -64,7 +64,7 @@ def test_steps_have_the_time_axis_of_their_key():
         _ = logs.epoch
 
 
-def test_the_result_and_any_pytree_pass_through():
+def test_spool_returns_any_pytree_result_unchanged():
     def f(a, *, b, name, fun=None):
         lox.log({"a": a["x"]})
         return {"y": a["x"] * b, "name": name, "none": None, "fun": fun}
@@ -89,7 +89,7 @@ def test_argnames_are_names_or_patterns():
         assert keys(argnames="los") == set()
 
 
-def test_tags_are_strict_and_explicit_events_must_be_asked_for():
+def test_tags_select_strictly_and_explicit_events_need_selection():
     assert keys(tags="metric") == {"loss", "aux"}
     assert keys(tags=["slow", "setup"]) == {"grad", "start"}
     assert keys(tags="debug", argnames="loss") == set()
@@ -97,7 +97,7 @@ def test_tags_are_strict_and_explicit_events_must_be_asked_for():
         assert keys(tags=["metrc"]) == set()
 
 
-def test_names_that_match_nothing_are_reported_at_the_users_line():
+def test_argnames_that_match_nothing_warn_at_line_of_user():
     with pytest.warns(
         lox.LoxWarning, match=r"'lss'.*there are 'start', 'loss'"
     ) as seen:
@@ -107,7 +107,7 @@ def test_names_that_match_nothing_are_reported_at_the_users_line():
         lox.spool(train, reduce={"lss": "mean"})(XS)
 
 
-def test_prefixes_are_kept_inside_a_scan():
+def test_prefixes_are_kept_in_scan():
     def f(xs):
         def step(c, x):
             lox.log({"x": x}, prefix="in/")
@@ -126,7 +126,7 @@ def test_prefixes_are_kept_inside_a_scan():
 # --- nesting -----------------------------------------------------------------
 
 
-def test_a_transformation_consumes_what_it_selects():
+def test_transformation_consumes_what_it_selects():
     def outer(xs):
         return lox.spool(train, tags="metric")(xs)[0]
 
@@ -139,7 +139,7 @@ def test_a_transformation_consumes_what_it_selects():
     assert set(lox.spool(keeping)(XS)[1]) == {"start", "loss", "aux"}
 
 
-def test_spooling_twice_gives_nothing_the_second_time():
+def test_spool_of_spool_collects_nothing_twice():
     def f(x):
         lox.log({"x": x})
         return x + 1.0
@@ -150,7 +150,7 @@ def test_spooling_twice_gives_nothing_the_second_time():
     assert lox.spool(j)(1.0) == (2.0, {})
 
 
-def test_what_has_passed_through_a_transformation_does_not_print(capsys):
+def test_spooled_and_kept_events_do_not_print(capsys):
     lox.spool(train, tags="metric")(XS)
     jax.jit(lox.spool(train, tags="metric"))(XS)
     lox.spool(train, tags="metric", keep_logs=True)(XS)
@@ -179,7 +179,7 @@ def test_tap_and_spool_nest_either_way():
 # --- options -----------------------------------------------------------------
 
 
-def test_reduce_for_all_keys_for_some_and_at_the_call():
+def test_reduce_applies_to_all_keys_to_some_or_per_call():
     _, logs = lox.spool(train, reduce="mean")(XS)
     assert logs["loss"] == 2.5 and logs["aux"]["x"] == 1.5 and logs["start"] == 6
     assert logs.step["loss"] == 3
@@ -243,13 +243,13 @@ def test_interval_counts_only_rows_that_happened():
         ({"prefix": 3}, TypeError, "`prefix` .*must be a string"),
     ],
 )
-def test_bad_options_are_refused_at_once(transform, options, error, message):
+def test_bad_option_raises_before_the_call(transform, options, error, message):
     with pytest.raises(lox.LoxError, match=message) as caught:
         transform(train, **options)
     assert isinstance(caught.value, error)
 
 
-def test_an_unknown_reduction_lists_the_known_ones():
+def test_unknown_reduction_error_lists_known_ones():
     with pytest.raises(lox.LoxValueError, match="'median'; there are mean"):
         lox.spool(train, reduce="median")
     with pytest.raises(lox.LoxValueError, match="'median'"):
@@ -257,12 +257,12 @@ def test_an_unknown_reduction_lists_the_known_ones():
 
 
 @pytest.mark.parametrize("transform", [lox.spool, lox.tap, lox.nolog])
-def test_what_is_not_callable_is_refused(transform):
+def test_transformation_of_non_callable_raises(transform):
     with pytest.raises(lox.LoxTypeError, match=r"got 3\.0 .*not the result of calling"):
         transform(3.0)
 
 
-def test_decorators_with_and_without_options():
+def test_decorators_work_with_and_without_options():
     @lox.spool
     def f(x):
         lox.log({"x": x})
@@ -291,7 +291,7 @@ def test_decorators_with_and_without_options():
     assert (f.__name__, h.__name__, h.__doc__) == ("f", "h", "The docstring.")
 
 
-def test_errors_name_the_users_own_function_and_argument():
+def test_tracing_errors_name_function_and_argument_of_user():
     def f(x, steps):
         return x + sum(range(steps))
 
@@ -308,7 +308,7 @@ def test_errors_name_the_users_own_function_and_argument():
 # --- the program that it compiles --------------------------------------------
 
 
-def test_a_spooled_program_has_no_effects_and_is_the_hand_written_one():
+def test_spooled_program_has_no_effects_and_equals_handwritten_one():
     def by_hand(xs):
         def step(c, x):
             c = c + x
@@ -333,7 +333,7 @@ def test_a_spooled_program_has_no_effects_and_is_the_hand_written_one():
     assert count(lambda xs: lox.spool(logged)(xs)) == count(by_hand)
 
 
-def test_warnings_are_not_raised_on_the_way():
+def test_spool_raises_no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lox.spool(train)(np.arange(4.0, dtype=np.float32))
@@ -353,12 +353,12 @@ def test_warnings_are_not_raised_on_the_way():
         (lambda f: lox.tap(f, every=3), "no option `every`.*`interval`"),
     ],
 )
-def test_options_of_another_transformation_point_to_their_own(transform, message):
+def test_option_of_other_transformation_raises_error_that_names_it(transform, message):
     with pytest.raises(lox.LoxTypeError, match=message):
         transform(lambda x: x)
 
 
-def test_eager_rows_that_may_not_happen_are_allowed_by_a_transfer_guard():
+def test_eager_masked_rows_pass_transfer_guard():
     def f(x):
         def step(c, i):
             def log(c):

@@ -33,14 +33,14 @@ def first_keys(calls):
     return [next(iter(c)) for c in calls]
 
 
-def test_an_eager_call_returns_once_its_callbacks_have_run_in_program_order():
+def test_eager_tap_returns_after_callbacks_ran_in_program_order():
     calls = []
     y = lox.tap(loop, calls.append)(jnp.arange(3))
     assert y == 3 and first_keys(calls) == ORDER
     assert calls[2] == {"b": 0, "x": 0} and calls[2].step == {"b": 0, "x": 0}
 
 
-def test_callbacks_get_numpy_values_that_are_safe_to_keep():
+def test_tap_callback_gets_numpy_values_that_are_safe_to_keep():
     calls = []
 
     def f(x):
@@ -74,7 +74,7 @@ def test_tap_delivers_integers_of_fewer_than_eight_bits(dtype, inside):
     }
 
 
-def test_under_jit_they_have_run_by_the_barrier():
+def test_tap_under_jit_has_called_back_by_the_barrier():
     calls = []
     f = jax.jit(lox.tap(loop, calls.append))
     f(jnp.arange(3))
@@ -86,18 +86,18 @@ def test_under_jit_they_have_run_by_the_barrier():
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_unordered_events_are_all_there(ordered):
+def test_unordered_tap_delivers_all_events(ordered):
     calls = []
     lox.tap(loop, calls.append, ordered=ordered)(jnp.arange(3))
     assert sorted(first_keys(calls)) == sorted(ORDER)
 
 
-def test_without_a_callback_it_prints(capsys):
+def test_tap_without_callback_prints(capsys):
     lox.tap(loop, argnames="end")(jnp.arange(3))
     assert capsys.readouterr().out == "{'end': 3}\n"
 
 
-def test_a_callback_written_anew_at_each_call_gets_only_its_own_events():
+def test_new_callback_per_call_gets_only_its_own_events():
     for i in range(3):
         calls = []
         lox.tap(loop, lambda logs, calls=calls: calls.append(logs))(
@@ -115,7 +115,7 @@ def lane_log(x):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_one_call_an_event_and_lane_or_one_with_all_lanes(inside):
+def test_tap_calls_back_per_lane_or_once_with_all_lanes(inside):
     def run(callback, **options):
         if inside:
             lox.tap(jax.vmap(lane_log), callback, **options)(jnp.arange(3))
@@ -137,7 +137,7 @@ def test_one_call_an_event_and_lane_or_one_with_all_lanes(inside):
     ]
 
 
-def test_many_lanes_are_one_host_call_an_event(monkeypatch):
+def test_tap_of_many_lanes_makes_one_host_call_per_event(monkeypatch):
     from lox._host.callbacks import CallbackSink
 
     hosts = []
@@ -158,7 +158,7 @@ def test_many_lanes_are_one_host_call_an_event(monkeypatch):
     assert len(hosts) == 5 and len(calls) == 5 * 64
 
 
-def test_batched_calls_say_which_lanes_got_there():
+def test_batched_callback_gets_mask_of_lanes():
     def f(x):
         return lax.cond(x > 0, lane_log, lambda x: x, x)
 
@@ -176,7 +176,7 @@ def test_batched_calls_say_which_lanes_got_there():
 # --- interval ----------------------------------------------------------------
 
 
-def test_interval_counts_each_key_across_sites_and_loops():
+def test_interval_counts_each_key_across_calls_and_loops():
     def f(n):
         lox.log({"both": -1})
 
@@ -199,7 +199,7 @@ def test_interval_counts_each_key_across_sites_and_loops():
     assert logs["both"].tolist() == [-1, 1, 3] and logs["inner"].tolist() == [0, 2]
 
 
-def test_interval_starts_anew_at_each_call_and_counts_lanes_by_themselves():
+def test_interval_restarts_per_call_and_counts_per_lane():
     def f(n):
         return lax.while_loop(
             lambda i: i < n, lambda i: lox.log({"i": i}, n=n)["i"] + 1, 0
@@ -226,7 +226,7 @@ class BoomError(Exception):
     pass
 
 
-def test_an_exception_reaches_the_eager_caller_as_it_is_and_poisons_nothing():
+def test_callback_exception_reaches_eager_caller_and_next_calls_work():
     calls = []
 
     def callback(logs):
@@ -248,7 +248,7 @@ def test_an_exception_reaches_the_eager_caller_as_it_is_and_poisons_nothing():
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_exception_under_jit_is_raised_once_by_the_barrier(ordered):
+def test_callback_exception_under_jit_is_raised_once_by_the_barrier(ordered):
     def callback(logs):
         raise BoomError("under jit")
 
@@ -265,7 +265,7 @@ def test_an_exception_under_jit_is_raised_once_by_the_barrier(ordered):
         jax.effects_barrier()
 
 
-def test_an_exception_in_a_vmapped_callback_stops_at_the_lane():
+def test_callback_exception_under_vmap_stops_at_that_lane():
     lanes = []
 
     def callback(logs):
@@ -278,7 +278,7 @@ def test_an_exception_in_a_vmapped_callback_stops_at_the_lane():
     assert lanes == [0, 1]
 
 
-def test_a_callback_sees_one_event_at_a_time():
+def test_callback_is_never_called_concurrently():
     inside = []
 
     def callback(logs):
@@ -293,12 +293,12 @@ def test_a_callback_sees_one_event_at_a_time():
     jax.effects_barrier()
 
 
-def test_a_callback_that_is_no_function_is_refused():
+def test_callback_that_is_not_callable_is_refused():
     with pytest.raises(lox.LoxTypeError, match="`callback` .*not 3"):
         lox.tap(loop, 3)
 
 
-def test_a_callback_may_call_a_transformed_function_of_numpy_values():
+def test_callback_can_call_transformed_function_of_numpy_values():
     def f(x):
         lox.log({"x": x})
         return x
@@ -308,7 +308,7 @@ def test_a_callback_may_call_a_transformed_function_of_numpy_values():
     assert deep == [{"x": 1}]
 
 
-def test_keep_logs_leaves_the_events_for_outside():
+def test_keep_logs_leaves_events_for_outer_transformation():
     calls, outer = [], []
     f = lox.tap(loop, calls.append, argnames="a", keep_logs=True)
     lox.tap(f, outer.append)(jnp.arange(3))
@@ -316,7 +316,7 @@ def test_keep_logs_leaves_the_events_for_outside():
     assert first_keys(outer) == ORDER
 
 
-def test_the_result_and_the_gradient_do_not_change():
+def test_tap_does_not_change_result_or_gradient():
     def f(w):
         def step(c, i):
             lox.log({"c": c})
