@@ -197,7 +197,7 @@ class Logger:
     def _hand_over(
         self, payload: Any, sink: Callable[[OpenRuns, int], RunSink]
     ) -> None:
-        receiver = sink(self._runs, array_types.in_shard_map())
+        receiver = sink(self._runs, array_types.shard_map_devices())
         if is_outermost():
             payload = jax.tree.map(_to_host, payload)
             in_callback = host.in_callback()
