@@ -88,7 +88,7 @@ def check(reduce: Any, where: str = "") -> Checked:
         for key in reduce:
             if not isinstance(key, str):
                 raise LoxTypeError(
-                    f"`reduce`{where} has the key {key!r}; its keys must be names of "
+                    f"`reduce`{where} has the key {key!r}; its keys are names of "
                     "logged values, or patterns of these."
                 )
         return tuple(
