@@ -1,7 +1,7 @@
-"""Two spirals, told apart by small networks: several seeds, in one vmapped scan.
+"""Trains small networks to classify two spirals: several seeds in one vmapped scan.
 
-What they log is shown while they train and saved with a run for each seed; then it is
-loaded and drawn.
+The logs are shown in the terminal during training and saved, with one run per seed.
+Then they are loaded and plotted.
 """
 
 import pathlib
@@ -19,12 +19,12 @@ Params = list[tuple[jax.Array, jax.Array]]
 
 
 def spirals(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Points of a batch, and which spiral each is of."""
+    """A batch of points, and the spiral that each belongs to."""
     key_angle, key_side, key_noise = jax.random.split(key, 3)
     angle = 3 * jnp.pi * jnp.sqrt(jax.random.uniform(key_angle, (BATCH,)))
     side = jax.random.bernoulli(key_side, shape=(BATCH,))
-    turned = angle + jnp.pi * side
-    points = angle[:, None] * jnp.stack([jnp.cos(turned), jnp.sin(turned)], 1)
+    direction = angle + jnp.pi * side
+    points = angle[:, None] * jnp.stack([jnp.cos(direction), jnp.sin(direction)], 1)
     return (points + 0.5 * jax.random.normal(key_noise, points.shape)) / 5, side
 
 
@@ -46,7 +46,7 @@ def init(key: jax.Array, sizes: tuple[int, ...] = (2, 32, 32, 1)) -> Params:
 def loss_fn(params: Params, key: jax.Array, i: jax.Array) -> jax.Array:
     points, side = spirals(key)
     score = network(params, points)
-    # logged in the middle of what is differentiated
+    # logs work inside the differentiated function
     lox.log({"accuracy": jnp.mean((score > 0) == side)}, step=i)
     return jnp.mean(jnp.logaddexp(0, jnp.where(side, -score, score)))
 
@@ -90,31 +90,31 @@ def main(store: str) -> None:
     logger = lox.loggers.MultiLogger(console, saved)
 
     def run(key: jax.Array) -> Params:
-        state = logger.init(key)  # under `vmap`, a run for each seed
+        state = logger.init(key)  # under `vmap`, one run per seed
         params = logger.tap(train, state, reduce="mean", window=10)(key)
         logger.finish(state)
         return params
 
-    print(f"{SEEDS} seeds, vmapped, {STEPS} steps; the mean of every 10 of them:")
+    print(f"{SEEDS} seeds, vmapped, {STEPS} steps; means over 10 steps:")
     keys = jax.random.split(jax.random.key(0), SEEDS)
     jax.jit(jax.vmap(run))(keys)
     jax.effects_barrier()
 
     runs = lox.runs(store)
-    print(f"\nWhat {store!r} has now, and the loss of each run:")
+    print(f"\nThe runs in {store!r}, with their loss:")
     for one in runs:
         loss = one.load("loss")["loss"]
         print(f"  {one.name}  {sparkline(loss)}  {loss[0]:.3f} to {loss[-1]:.4f}")
 
-    # a lane a run, as if they had come out of one `vmap`
+    # one lane per run, as if they came from one `vmap`
     logs = jax.tree.map(lambda *x: np.stack(x), *(one.load() for one in runs))
     picture = pathlib.Path(store) / "spirals.png"
     logs.plot("loss", "grad_norm", "accuracy").savefig(picture)
-    print(f"\nDrawn in {picture}. The weights, logged for debugging, asked for by tag:")
+    print(f"\nSaved the plot to {picture}. The debug logs, selected by tag:")
     _, debug = lox.spool(train, tags="debug", interval=STEPS // 2)(keys[0])
     for row in debug.rows():
         spread = float(row["weights"].std())
-        print(f"  step {row.step['weights']:>4}  a deviation of {spread:.3f}")
+        print(f"  step {row.step['weights']:>4}  standard deviation {spread:.3f}")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
     """Logs a value for the enclosing `logify.logify`; without one, does nothing.
 
     Args:
-        name: the name of the value. One name may have several reductions.
+        name: the name of the value. One name may have multiple reductions.
         value: an array, a number, or a pytree of these.
-        reduction: how to reduce several values: `"replace"` keeps the last one,
+        reduction: how to reduce multiple values: `"replace"` keeps the last one,
             `"append"` keeps all of them; others are `mean sum min max first last count
             std var`, or a `lox.Reduction`.
 

@@ -1,8 +1,8 @@
-"""JAX's private and versioned side.
+"""JAX's private and version-dependent API.
 
-No other package imports `jax._src` or touches a table of JAX's rules: the others would
-survive a release of JAX.
+No other package imports `jax._src` or changes JAX's rule tables, so that only this
+package has to change with a JAX release.
 """
 
-# before any module here: once it is imported, `early_patches` needs them whole
+# imported first: `early_patches` needs a JAX that is completely imported
 import jax as jax

@@ -1,4 +1,4 @@
-"""Tangents and cotangents, as JAX's own rules see them."""
+"""Tangents and cotangents in JAX's own rules."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ def zero_tangent(x: Any) -> Any:
 
 
 def symbolic_zero(x: Any) -> Any:
-    """The tangent of a value that does not vary, in JAX's own rules."""
+    """The symbolic zero tangent of `x`."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def is_symbolic_zero(x: Any) -> bool:
-    """Whether `x` is a tangent or cotangent of zeros that JAX does not compute."""
+    """Whether `x` is a symbolic zero tangent or cotangent."""
     return type(x) is ad.Zero
 
 
 def is_linear_operand(x: Any) -> bool:
-    """Whether `x` stands for an operand in which a transposed equation is linear."""
+    """Whether `x` is a placeholder for a linear operand of a transposed equation."""
     return type(x) is ad.UndefinedPrimal

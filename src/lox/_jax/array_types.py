@@ -1,4 +1,4 @@
-"""Types of arrays: their shardings, mesh axes and lanes; and zeros of a type."""
+"""Array types (avals): shardings, mesh axes and lanes; zeros of a type."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,28 +9,26 @@ from jax import lax
 
 
 def partly_manual() -> bool:
-    """Whether we are in a `shard_map` over some axes of a mesh, but not over all."""
+    """Whether a `shard_map` around us is manual over some, but not all, mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = set(getattr(mesh, "manual_axes", ()))
     return bool(manual) and manual != set(mesh.axis_names)
 
 
-def in_shard_map() -> int:
-    """The number of devices that run the same program at once; 0 outside."""
+def shard_map_devices() -> int:
+    """The number of devices of the mesh of the `shard_map` around us; 0 outside."""
     mesh = jax.sharding.get_abstract_mesh()
     return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
 
 
 def anchor_aval(x: Any) -> Any:
-    """A number, in the mesh of `x`."""
-    replicated = jax.sharding.NamedSharding(
-        x.sharding.mesh, jax.sharding.PartitionSpec()
-    )
-    return jax.core.ShapedArray((), np.dtype("int32"), sharding=replicated)
+    """The type of an integer scalar, replicated over the mesh of `x`."""
+    sharding = jax.sharding.NamedSharding(x.sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.core.ShapedArray((), np.dtype("int32"), sharding=sharding)
 
 
 def physical_aval(aval: Any) -> Any:
-    """The type of the arrays that hold `aval`; a PRNG key's is its data's."""
+    """The type of the arrays that hold `aval`; for PRNG keys, that of their data."""
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return aval
     data = jax.eval_shape(
@@ -40,7 +38,7 @@ def physical_aval(aval: Any) -> Any:
 
 
 def zeros_of_aval(aval: Any) -> Any:
-    """Zeros of a type, sharded and varying as it is; for a key, a key of zeros."""
+    """Zeros of a type, with its sharding and varying axes; for keys, zero keys."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         data = physical_aval(aval)
         zeros = jax.numpy.zeros(data.shape, data.dtype)
@@ -52,12 +50,12 @@ def zeros_of_aval(aval: Any) -> Any:
 
 
 def strong_zeros(aval: Any, dtype: Any = None) -> Any:
-    """Zeros of a type, but not of a weak one; of another dtype, if one is given."""
+    """Strongly typed zeros of a type, optionally with another dtype."""
     return zeros_of_aval(aval.update(dtype=dtype or aval.dtype, weak_type=False))
 
 
 def sharded_like(x: Any, aval: Any) -> Any:
-    """`x`, whose type says of its sharding what `aval` says."""
+    """Reshards `x` like `aval`."""
     sharding = getattr(aval, "sharding", None)
     if not getattr(getattr(sharding, "mesh", None), "are_all_axes_explicit", False):
         is_same = not is_split(aval)
@@ -66,8 +64,8 @@ def sharded_like(x: Any, aval: Any) -> Any:
     return x if is_same else jax.sharding.reshard(x, sharding)
 
 
-def whole(x: Any) -> Any:
-    """`x`, no longer split over an explicit mesh."""
+def replicated(x: Any) -> Any:
+    """Reshards `x` so that it is not split over an explicit mesh."""
     kind = jax.typeof(x)
     if not is_split(kind):
         return x
@@ -81,7 +79,7 @@ def plain_type(aval: Any) -> Any:
 
 
 def with_lanes(x: Any, like: Any, lanes: int) -> Any:
-    """`x` in every lane, of which `like` is the type of an array with such lanes."""
+    """Broadcasts `x` to the lanes of the type `like`."""
     x = jax.numpy.broadcast_to(x, (*like.shape[:lanes], *x.shape))
     if not is_split(like):
         return x
@@ -92,14 +90,14 @@ def with_lanes(x: Any, like: Any, lanes: int) -> Any:
 
 
 def with_lanes_of(x: Any, like: Any, lanes: int) -> Any:
-    """`x` with its lanes split over an explicit mesh as those of `like` are."""
+    """Reshards the lanes of `x` over an explicit mesh like those of `like`."""
     kind = jax.typeof(x)
     if not is_split(like) and not is_split(kind):
         return x
     spec = (*like.sharding.spec[:lanes], *kind.sharding.spec[lanes:])
     if spec == tuple(kind.sharding.spec):
         return x
-    # the type of a constant knows no mesh
+    # the type of a constant has no mesh
     known = like if is_split(like) else kind
     return jax.sharding.reshard(
         x, known.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
@@ -123,7 +121,7 @@ def _with_first_axes(aval: Any, shape: Any, change: Callable[[Any], Any]) -> Any
         return jax.ShapeDtypeStruct(shape, aval.dtype)
     sharding: Any = getattr(aval, "sharding", None)
     spec = getattr(sharding, "spec", None)
-    # also where nothing is split: a spec has a part for every axis
+    # even without sharding, a spec has an entry per axis
     if spec is not None and len(spec) == len(aval.shape):
         spec = jax.sharding.PartitionSpec(*change(tuple(spec)))
         changes["sharding"] = sharding.update(spec=spec)
@@ -131,13 +129,13 @@ def _with_first_axes(aval: Any, shape: Any, change: Callable[[Any], Any]) -> Any
 
 
 def is_split(aval: Any) -> bool:
-    """Whether a type says that its axes are split over an explicit mesh."""
+    """Whether an array of a type is split over an explicit mesh."""
     spec = getattr(getattr(aval, "sharding", None), "spec", ())
     return any(part is not None for part in spec)
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
-    """The manual mesh axes over which a value in a `shard_map` differs."""
+    """The manual mesh axes over which a value in a `shard_map` varies."""
     kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
     if kind is not None:
         return frozenset(kind.varying)
@@ -145,6 +143,6 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
 
 def vary_like(x: Any, axes: frozenset[Any]) -> Any:
-    """`x`, as a value that differs over these manual mesh axes."""
+    """Casts `x` to a value that varies over these manual mesh axes."""
     missing = tuple(axes - varying_axes(jax.typeof(x)))
     return lax.pcast(x, missing, to="varying") if missing else x

@@ -1,4 +1,4 @@
-"""`vmap` of jaxprs and values, as JAX's own batching rules do it."""
+"""Batches jaxprs and values, as JAX's own rules do."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _broadcast = compat.private(
 
 
 def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
-    """`closed` over one more leading axis, on every output."""
+    """Batches a closed jaxpr, with a leading lane axis on every output."""
     outs = [True] * len(closed.out_avals)
     return _batch_jaxpr(closed, axis_data, list(batched), outs)[0]
 
@@ -25,9 +25,16 @@ def batch_jaxpr(closed: Any, axis_data: Any, batched: Sequence[bool]) -> Any:
 def batched_outputs(
     closed: Any, axis_data: Any, batched: Sequence[bool], at_least: Sequence[bool]
 ) -> Sequence[bool]:
-    """Which outputs differ between lanes, if these inputs do, or are to.
+    """Which outputs of a closed jaxpr are batched.
 
-    It is asked as JAX's own rule asks for a loop's carry, who remembers the answer.
+    This is the same call that JAX's rules make for the carry of a loop, so that JAX
+    finds the result in its cache.
+
+    Args:
+        closed: the closed jaxpr.
+        axis_data: the axis.
+        batched: which inputs are batched.
+        at_least: the outputs to be batched in any case.
     """
     return _batch_jaxpr(closed, axis_data, list(batched), list(at_least))[1]
 
@@ -35,7 +42,7 @@ def batched_outputs(
 def batch(
     closed: Any, axis_data: Any, args: Sequence[Any], dims: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Evaluates a closed jaxpr over one more axis, as a batching rule would."""
+    """Evaluates a closed jaxpr on batched inputs; returns outputs and their axes."""
     front = [
         x if dim is None else jax.numpy.moveaxis(x, dim, 0)
         for x, dim in zip(args, dims, strict=True)
@@ -46,7 +53,7 @@ def batch(
 
 
 def broadcast_lanes(x: Any, axis_data: Any) -> Any:
-    """`x` in every lane, split over the mesh as the lanes are."""
+    """Broadcasts `x` to all lanes, sharded like the lanes."""
     mesh_axis = getattr(axis_data, "explicit_mesh_axis", None)
     if mesh_axis is None:
         return jax.numpy.broadcast_to(x, (axis_data.size, *x.shape))
@@ -54,10 +61,10 @@ def broadcast_lanes(x: Any, axis_data: Any) -> Any:
 
 
 def broadcast_carry(x: Any, axis_data: Any) -> Any:
-    """`x` in every lane, as JAX's own rules for loops do it; `x` may be a number."""
+    """Broadcasts `x`, which may be a Python number, as JAX's rules for loops do."""
     return _broadcast(x, axis_data.size, 0, axis_data.explicit_mesh_axis)
 
 
 def lane_aval(axis_data: Any, dim: Any, aval: Any) -> Any:
-    """The type that one lane has of a batched value."""
+    """The type of one lane of a batched value."""
     return jex.mapped_aval(axis_data.size, dim, aval)

@@ -1,4 +1,4 @@
-"""What is known of batching rules without running them."""
+"""Classifies batching rules without running them."""
 
 import functools
 from types import CodeType
@@ -12,7 +12,7 @@ _batch_jaxpr = compat.private(
     "interpreters.batching.batch_jaxpr", "tell which lanes of a `while_loop` log"
 )
 
-# The rules after which every result has lanes if any input has, and none otherwise.
+# The rules with which all results are batched if any input is, and none otherwise.
 _PLAIN_BATCHING = frozenset(
     {
         "_approx_top_k_batch_rule",
@@ -59,17 +59,17 @@ _PLAIN_BATCHING = frozenset(
 
 
 def batching_kind(primitive: Any) -> str:
-    """What is known of the rule by which a primitive is batched.
+    """The kind of the batching rule of a primitive.
 
     Returns:
-        `"plain"`: every result has lanes if any input has, and none otherwise.
-        `"nothing without lanes"`: no result has lanes unless an input has.
-        `"unknown"`: only the rule itself knows.
+        `"plain"`: all results are batched if any input is, and none otherwise.
+        `"nothing without lanes"`: no result is batched unless an input is.
+        `"unknown"`: the rule has to be run to find out.
     """
     rule = batching.fancy_primitive_batchers.get(primitive)
     if rule is not None:
         return _kind_of_rule(rule)
-    # JAX binds it as it is where no input has lanes, and refuses it elsewhere
+    # without a rule, JAX binds it unchanged, and raises if an input is batched
     ordinary = type(primitive).bind_with_trace is primitives.Primitive.bind_with_trace
     return "nothing without lanes" if ordinary else "unknown"
 
@@ -82,19 +82,19 @@ def _kind_of_rule(rule: Any) -> str:
         if isinstance(rule, functools.partial):
             rule = rule.func
         elif code is not None and _is_shim(code):
-            # one of these older tables is not asked where there are no lanes
+            # one of the older tables is used only if an input is batched
             if "prim" in code.co_freevars:
                 kind = "nothing without lanes"
             rule = rule.__closure__[code.co_freevars.index("batcher")].cell_contents
         else:
             break
-    # by its code, since whatever wraps a rule may go by the name of that rule
+    # compared by code, because a wrapper may have the name of the rule
     if code is None or code.co_name not in _PLAIN_BATCHING:
         return kind
     return "plain" if code.co_filename.startswith(tracebacks.JAX_DIRECTORY) else kind
 
 
 def _is_shim(code: CodeType) -> bool:
-    """Whether this is what JAX makes of a rule for one of its older tables."""
+    """Whether this is JAX's adapter for a rule of one of its older tables."""
     is_jax = code.co_filename == _batch_jaxpr.__code__.co_filename
     return is_jax and code.co_freevars in (("batcher",), ("batcher", "prim"))

@@ -1,4 +1,4 @@
-"""Callbacks in programs: how they are lowered, and what they call."""
+"""Host callbacks in programs: their lowering, and the functions that they call."""
 
 import os
 import sys
@@ -19,13 +19,13 @@ from . import compat, host
 
 _callback_op_sharding = compat.private(
     "callback._callback_op_sharding",
-    "events of programs on several devices have no order",
+    "events of programs on multiple devices have no order",
     default=None,
 )
 
 
 def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The user's function that an equation calls on the host, if it calls one."""
+    """The user's function that an equation calls on the host, if any."""
     if eqn.primitive.name not in PRIMITIVES:
         return ()
     callback = eqn.params["callback"]
@@ -42,7 +42,7 @@ PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 
 def running_host_functions() -> Iterator[Any]:
-    """The same of those callbacks that have called us, the innermost first."""
+    """The users' functions whose callbacks are on the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_JAX_CALLBACKS):
@@ -69,16 +69,16 @@ def emit_callback(
 ) -> None:
     """Lowers a call of `callback` on NumPy arrays, which returns `()`.
 
-    In a program that XLA splits over devices, it must know where the call is to run: on
-    the first device, with whole values. Where only some axes of a mesh are split so,
-    `jax.debug.callback` knows how, but keeps no order.
+    If XLA partitions the program over devices, the call gets a sharding: it runs on the
+    first device, with unsharded values. Where only some mesh axes are partitioned by
+    XLA, `jax.debug.callback` is used, which is unordered.
 
     Args:
         ctx: the lowering context.
         callback: the function.
         operands: its arguments, as values of the lowered program.
         avals: their types.
-        effect: the ordered effect in whose order it is to run, or None.
+        effect: the ordered effect of the call, or None.
     """
     callback, operands, avals = _widen(callback, operands, avals)
     inner = ctx.replace(avals_in=list(avals), avals_out=[])
@@ -115,9 +115,9 @@ def emit_callback(
 def _widen(
     callback: Callable[..., Any], operands: Sequence[Any], avals: Sequence[Any]
 ) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:
-    """The same call with `int4` and its like transferred as `int8`.
+    """Transfers `int4` and similar types as `int8`.
 
-    JAX 0.9 hands the host arbitrary bits for a scalar of fewer than eight.
+    JAX 0.9 passes arbitrary bits to the host for scalars of fewer than eight bits.
     """
     narrow = {i: aval.dtype for i, aval in enumerate(avals) if _is_narrow(aval.dtype)}
     if not narrow:
@@ -150,9 +150,10 @@ def _wide(aval: Any) -> Any:
 def _call_directly(
     callbacks: list[Any], wrapped: Any, callback: Callable[..., Any], token: bool
 ) -> None:
-    """Lets XLA call a function itself, and not JAX's, which checks its results.
+    """Makes XLA call `callback` directly, not through JAX's wrapper.
 
-    There are none, and the checks take as long as all that an event costs otherwise.
+    The wrapper checks the results. There are none, and the checks would double the cost
+    of an event.
     """
     if not callbacks or callbacks[-1] is not wrapped:
         return
@@ -175,7 +176,7 @@ def _first_device_sharding(ctx: Any) -> Any:
 
 
 def is_partitioned(ctx: Any) -> bool:
-    """Whether XLA's partitioner will split this program over devices by itself."""
+    """Whether XLA's partitioner splits this program over devices."""
     context = ctx.module_context.axis_context
     if getattr(context, "num_devices", None) is not None:
         return context.num_devices > 1
@@ -187,7 +188,7 @@ def is_partitioned(ctx: Any) -> bool:
 
 
 def devices_of(ctx: Any) -> tuple[int, bool]:
-    """How many devices run a program, and whether each of them makes its own calls."""
+    """The number of devices of a program, and whether each makes its own calls."""
     context = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)
     if mesh is None:

@@ -1,4 +1,4 @@
-"""The rules of `checkify`."""
+"""JAX's rules for `checkify`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ def when_rules_exist(hook: Callable[[], Any]) -> None:
 def split_arguments(
     args: Sequence[Any],
 ) -> tuple[Callable[[Any, Sequence[Any]], Any], Sequence[Any]]:
-    """Takes the arguments of a `checkify` rule apart.
+    """Splits the arguments of a `checkify` rule.
 
     Returns:
-        What evaluates a jaxpr with its checks, and gives the error and its results; and
-        the operands of the equation.
+        A function that evaluates a jaxpr with its checks and returns the error and the
+        results; and the operands of the equation.
     """
     evaluate = compat.private(
         "checkify.checkify_jaxpr", "log in the condition of a checked `while_loop`"

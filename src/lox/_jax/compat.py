@@ -1,9 +1,9 @@
-"""Names of JAX that it does not promise to keep.
+"""Private names of JAX.
 
-Nothing else in lox imports `jax._src`. Each name is asked for with what lox needs it
-for. Where a version of JAX does not have it, there is either a default, or whatever
-uses the name raises an error that says so. `tests/test_canaries.py` looks for every one
-of them in the version of JAX that it runs on.
+Nothing else in lox imports `jax._src`. Each name is requested with the reason that lox
+needs it. If a version of JAX does not have the name, there is either a default, or
+using it raises an error with that reason. `tests/test_canaries.py` checks that the
+installed version of JAX has all of them.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import jax
 from lox._errors import UnsupportedJaxError
 from lox._imports import when_imported as _when_imported
 
-# The versions of JAX that lox is tested on.
+# the versions of JAX that lox is tested with
 OLDEST, NEWEST = "0.9", "0.12"
 
 REMEDY = f"Install a version of JAX that lox supports ({OLDEST} to {NEWEST})"
@@ -29,8 +29,9 @@ def private(path: str, reason: str, default: Any = _NEEDED) -> Any:
 
     Args:
         path: the module in `jax._src` and the name, such as `core.Trace`.
-        reason: what lox needs it for; of a name with a default, what happens without.
-        default: what to use where JAX has no such name; if there is none, using it is
+        reason: what lox needs it for; for a name with a default, what happens without
+            it.
+        default: the value if JAX has no such name; without a default, using it raises
             an error.
     """
     of, _, name = path.rpartition(".")
@@ -45,12 +46,12 @@ def _module(name: str) -> Any:
 
 
 def replace(path: str, reason: str, wrap: Callable[[Any], Any]) -> None:
-    """Puts `wrap(function)` in the place of a private function.
+    """Replaces a private function by `wrap(function)`.
 
     Args:
         path: the module in `jax._src` and the name.
-        reason: what lox does so for.
-        wrap: what makes the new function of the old one.
+        reason: what lox needs this for.
+        wrap: creates the new function from the old one.
     """
     old = private(path, reason)
     if is_missing(old):
@@ -60,12 +61,12 @@ def replace(path: str, reason: str, wrap: Callable[[Any], Any]) -> None:
 
 
 def when_imported(module: str, hook: Callable[[], Any]) -> None:
-    """Calls `hook` once a private module is imported, which JAX itself does late."""
+    """Calls `hook` once a private module is imported, which JAX does on first use."""
     _when_imported(f"jax._src.{module}", lambda _: hook())
 
 
 class _Missing:
-    """Stands for a name that this version of JAX does not have."""
+    """A placeholder for a name that this version of JAX does not have."""
 
     def __init__(self, path: str, reason: str) -> None:
         self._path = path
@@ -94,7 +95,7 @@ class _Missing:
 
 
 def is_missing(name: Any) -> bool:
-    """Whether `private` found nothing."""
+    """Whether the result of `private` is a placeholder."""
     return type(name) is _Missing
 
 
@@ -106,23 +107,23 @@ _folding = private(
 
 
 def folds_constants() -> bool:
-    """Whether `jax.ensure_compile_time_eval` is in force."""
+    """Whether `jax.ensure_compile_time_eval` is active."""
     return _folding is not None and _folding.value
 
 
 def without_folding() -> contextlib.AbstractContextManager[Any]:
-    """Puts it out of force, for as long as this context lasts."""
+    """A context in which `jax.ensure_compile_time_eval` is not active."""
     return contextlib.nullcontext() if _folding is None else _folding(False)
 
 
 @contextlib.contextmanager
-def _as_by_default() -> Iterator[None]:
-    # lox may be loaded, by its first use, in a function that is being run or traced
+def _default_config() -> Iterator[None]:
+    # lox is loaded on first use, which may be inside a function that is being traced
     with jax.disable_jit(False), without_folding():
         yield
 
 
 def example(fun: Callable[..., Any], *args: Any) -> Any:
-    """The jaxpr of a function, to learn from it what JAX's own equations look like."""
-    with _as_by_default():
+    """The jaxpr of a small function, as an example of JAX's own equations."""
+    with _default_config():
         return jax.make_jaxpr(fun)(*args)

@@ -19,15 +19,22 @@ _CustomVJPException = compat.private(
 def jvp_rule_jaxpr(eqn: JaxprEqn, zeros: Sequence[bool]) -> tuple[Any, list[bool]]:
     """The rule of a `custom_jvp` equation, as a closed jaxpr.
 
-    It takes the primals, then those tangents that are not zero, and gives the primal
-    results, then those tangents that are not zero; the flags say which ones are.
+    It takes the primals, then the nonzero tangents, and returns the primal results,
+    then the nonzero tangents of the results.
+
+    Args:
+        eqn: the equation.
+        zeros: which tangents are zero.
+
+    Returns:
+        The jaxpr, and which tangents of the results are zero.
     """
     jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     return _closed(jaxpr, consts), list(out_zeros)
 
 
 def fwd_rule_jaxpr(eqn: JaxprEqn, perturbed: Sequence[bool]) -> Any:
-    """The forward rule of a `custom_vjp` equation: primals to residuals and results."""
+    """The forward rule of a `custom_vjp`: from primals to residuals and results."""
     jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*perturbed)
     return _closed(jaxpr, consts)
 
@@ -41,9 +48,9 @@ def _closed(jaxpr: Any, consts: Sequence[Any]) -> Any:
 def fwd_rule_residuals(
     eqn: JaxprEqn, args: Sequence[Any], outs: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Splits what the forward rule gave into residuals and results.
+    """Splits the outputs of the forward rule into residuals and results.
 
-    Residuals that are inputs are not among its outputs; JAX keeps their positions.
+    Residuals that are inputs are not among the outputs; JAX stores their positions.
     """
     _, residual_tree, forwarded = eqn.params["out_trees"]()
     computed = sum(position is None for position in forwarded)
@@ -56,9 +63,10 @@ def fwd_rule_residuals(
 
 
 def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
-    """The backward rule: residuals and cotangents to cotangents, None where zero.
+    """The backward rule: from residuals and cotangents to cotangents, None where zero.
 
-    Beside them come the logs of `defvjp_with_logs`, a feature of JAX's own (0.11.1 on).
+    The second result are the logs of `defvjp_with_logs`, a feature of JAX itself (from
+    0.11.1 on).
     """
 
     def call(*args: Any) -> tuple[list[Any], Any]:
@@ -69,14 +77,14 @@ def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
     return call
 
 
-# whether a backward rule gives a pair
+# whether a backward rule returns a pair
 _BWD_WITH_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 def define_vjp(
     fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any], **options: Any
 ) -> None:
-    """Defines rules; `bwd` gives a pair, as `bwd_rule` does."""
+    """Defines the rules of `fun`; `bwd` returns a pair, as `bwd_rule` does."""
     if _BWD_WITH_LOGS:
         fun.defvjp_with_logs(fwd, bwd, **options)
     else:
@@ -84,7 +92,7 @@ def define_vjp(
 
 
 def changed_jvp_rule(eqn: JaxprEqn, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Parameters of a `custom_jvp` equation whose rule is changed once it is traced."""
+    """Parameters of a `custom_jvp` equation that apply `change` to its rule."""
     old = eqn.params["jvp_jaxpr_fun"]
 
     def rule(*zeros: bool) -> tuple[Any, Any, Any]:
@@ -104,8 +112,8 @@ def changed_vjp_rules(
 
     Args:
         eqn: the equation.
-        change: what to do with the forward rule's closed jaxpr.
-        bwd: a backward rule, as `bwd_rule` gives it.
+        change: changes the closed jaxpr of the forward rule.
+        bwd: the backward rule, in the form of `bwd_rule`.
     """
     old = eqn.params["fwd_jaxpr_thunk"]
     arguments = eqn.invars[eqn.params["num_consts"] :]
@@ -134,5 +142,5 @@ def _cotangent_aval(aval: Any) -> Any:
 
 
 def closed_over_error() -> Exception:
-    """What JAX raises where a `custom_vjp` function closes over what is varied."""
+    """JAX's error for a `custom_vjp` function that closes over a varied value."""
     return _CustomVJPException()

@@ -1,4 +1,4 @@
-"""Calls of `custom_vjp` functions: ordinary ones, and high-level primitives."""
+"""Calls of `custom_vjp` functions, as ordinary or high-level primitives."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from .custom_derivatives import (
 
 
 class CustomVjpCall:
-    """A call of a `custom_vjp` function, as an equation.
+    """An equation that calls a `custom_vjp` function.
 
     Attributes:
-        function: what is called, as a jaxpr of the equation's inputs.
+        function: the function, as a jaxpr of the equation's inputs.
     """
 
     def __init__(self, eqn: JaxprEqn) -> None:
@@ -31,17 +31,25 @@ class CustomVjpCall:
         self.function = eqn.params["call_jaxpr"]
 
     def checked(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The inputs of the function that takes the place of this one."""
-        return args  # it is told which of them are varied
+        """The inputs of the replacement function.
+
+        Varying a value that the function closes over is an error. The forward rule
+        detects it, unless it is not told which inputs are varied.
+        """
+        return args
 
     def forward(
         self, args: Sequence[Any], varied: Sequence[bool]
     ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
-        """The forward rule for these inputs, some of which are varied.
+        """The forward rule.
+
+        Args:
+            args: the inputs of the equation.
+            varied: which of them are varied.
 
         Returns:
-            Its closed jaxpr, the inputs of that, and what splits its outputs into the
-            results and the residuals.
+            The closed jaxpr of the rule, its inputs, and a function that splits its
+            outputs into results and residuals.
         """
         closed_over = self._closed_over
         if any(varied[:closed_over]):
@@ -57,7 +65,7 @@ class CustomVjpCall:
     def backward(
         self, residuals: Any, cotangents: Sequence[Any]
     ) -> tuple[list[Any], Any]:
-        """The cotangents of all inputs, None where zero, and what `bwd_rule` logs."""
+        """The cotangents of all inputs, None where zero, and the logs of `bwd_rule`."""
         if not self._eqn.params["symbolic_zeros"]:
             cotangents = list(map(_without_symbolic_zero, cotangents))
         outs, logs = bwd_rule(self._eqn)(*residuals, *cotangents)
@@ -66,17 +74,18 @@ class CustomVjpCall:
     def define(
         self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
     ) -> None:
-        """Gives rules to the function that takes the place of this one.
+        """Defines the rules of the replacement function.
 
         Args:
-            fun: a `custom_vjp` function.
-            fwd: of the arguments and which of them are varied.
-            bwd: of the residuals and cotangents; gives a pair, as `backward` does.
+            fun: the replacement, a `custom_vjp` function.
+            fwd: a function of the arguments, and of which of them are varied.
+            bwd: a function of the residuals and cotangents that returns a pair, as
+                `backward` does.
         """
-        define_vjp(fun, _told_what_is_varied(fwd), bwd, symbolic_zeros=True)
+        define_vjp(fun, _with_varied_flags(fwd), bwd, symbolic_zeros=True)
 
 
-def _told_what_is_varied(fwd: Callable[..., Any]) -> Callable[..., Any]:
+def _with_varied_flags(fwd: Callable[..., Any]) -> Callable[..., Any]:
     def rule(*primals: Any) -> Any:
         return fwd([x.value for x in primals], [x.perturbed for x in primals])
 
@@ -88,7 +97,7 @@ def _without_symbolic_zero(x: Any) -> Any:
 
 
 class _HighCustomVjpCall(CustomVjpCall):
-    """The same for a high-level primitive."""
+    """A call of a `custom_vjp` function as a high-level primitive."""
 
     def __init__(self, eqn: JaxprEqn) -> None:
         self._prim = prim = jaxprs.hijax(eqn)
@@ -115,7 +124,7 @@ class _HighCustomVjpCall(CustomVjpCall):
         self, args: Sequence[Any], varied: Sequence[bool]
     ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
         prim, closed_over = self._prim, self._closed_over
-        if not self._symbolic_zeros:  # then it makes no difference to the rule
+        if not self._symbolic_zeros:  # then the rule does not depend on the flags
             varied = [i >= closed_over for i in range(len(args))]
         flags = prim.in_tree.unflatten(varied)
         trees = []
@@ -153,38 +162,38 @@ class _HighCustomVjpCall(CustomVjpCall):
     def define(
         self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
     ) -> None:
-        def untold(*args: Any) -> Any:
+        def all_varied(*args: Any) -> Any:
             return fwd(list(args), [True] * len(args))
 
-        rule = _told_what_is_varied(fwd) if self._symbolic_zeros else untold
+        rule = _with_varied_flags(fwd) if self._symbolic_zeros else all_varied
         options = {
             "symbolic_zeros": self._symbolic_zeros,
             "optimize_remat": self._params["opt_remat"],
         }
         if "generic_batching" in self._params:  # from 0.12 on
             options["generic_batching"] = self._params["generic_batching"]
-        # rules of `defremat` are left out: a checkpoint runs the forward rule again
+        # without the rules of `defremat`, a checkpoint runs the forward rule again
         define_vjp(fun, rule, bwd, **options)
 
 
 def custom_vjp_call(eqn: JaxprEqn) -> CustomVjpCall:
-    """The call of a `custom_vjp` function that an equation is."""
+    """The `CustomVjpCall` of an equation."""
     return CustomVjpCall(eqn) if jaxprs.hijax(eqn) is None else _HighCustomVjpCall(eqn)
 
 
 def _never_varied(x: Any) -> Any:
-    """`x`, which a `custom_vjp` function closes over: varying it is an error."""
+    """Marks a closed-over value of a `custom_vjp` function: varying it is an error."""
     if not isinstance(x, jax.core.Tracer):
         return x
     inexact = jax.numpy.issubdtype(jax.typeof(x).dtype, jax.numpy.inexact)
-    return _refuse_to_vary(x) if inexact else x
+    return _identity_without_derivative(x) if inexact else x
 
 
 @jax.custom_jvp
-def _refuse_to_vary(x: Any) -> Any:
+def _identity_without_derivative(x: Any) -> Any:
     return x
 
 
-@_refuse_to_vary.defjvp
+@_identity_without_derivative.defjvp
 def _(primals: Any, tangents: Any) -> Any:
     raise closed_over_error()

@@ -1,10 +1,10 @@
-"""Patches that must be there before the first event of a process.
+"""Patches that must be installed before the first event of a process.
 
 The derivative rules of custom functions and of high-level primitives are Python
-functions, and so is what `jax.jacfwd` differentiates. The first event may be in one of
-them: by then, the rule of JAX that calls it has begun. So these patches are installed
-as soon as both lox and JAX are imported. Until the first event they only pass on what a
-function binds (`Dormant`).
+functions, and so is the function that `jax.jacfwd` differentiates. The first event may
+be inside one of them, when JAX's rule that calls it is already running. So these
+patches are installed as soon as both lox and JAX are imported. Until the first event,
+they bind everything unchanged (`Dormant`).
 """
 
 import functools
@@ -23,27 +23,27 @@ from .watches import Dormant, Watch, watched, watched_rule
 
 
 class Watches(Protocol):
-    """What makes the watches, once there are events."""
+    """Creates watches."""
 
     def of_custom_vjp(self) -> tuple[Watch, Watch]:
-        """For the forward and the backward rule of a custom function."""
+        """Watches for the forward and the backward rule of a custom function."""
         ...
 
     def of_custom_jvp(self, name: str) -> Watch:
-        """For the rule of the custom function of this name."""
+        """A watch for the rule of the custom function of this name."""
         ...
 
     def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
-        """For the forward and the backward rules of a high-level primitive."""
+        """Watches for the forward and backward rules of a high-level primitive."""
         ...
 
     def of_jacfwd(self) -> Watch:
-        """For the function that `jax.jacfwd` differentiates."""
+        """A watch for the function that `jax.jacfwd` differentiates."""
         ...
 
 
 class _Source:
-    """Who makes the watches: the traversal, loaded when there is something to watch."""
+    """Where watches come from: `load` imports the traversal, which sets `watches`."""
 
     load: Callable[[], Any]
     watches: Watches | None = None
@@ -89,8 +89,8 @@ def _watch_custom_functions() -> None:
 
 
 def _check_method(trace: Any, name: str, functions: int) -> None:
-    """Checks that a method takes the primitive, these many functions, and arguments."""
-    if name not in vars(trace):  # what a class above it has only raises
+    """Checks that a method takes a primitive, that many functions, and arguments."""
+    if name not in vars(trace):  # the method of its base class only raises
         raise UnavailableError(f"`{trace.__name__}` has no `{name}`")
     named = list(inspect.signature(getattr(trace, name)).parameters)
     if len(named) < functions + 3 or named[2] != "fun":
@@ -131,14 +131,14 @@ def _is_rule_of_jax(rule: Any, fun: Any) -> bool:
 
 CUSTOM_FUNCTIONS = Patch(
     "how JAX differentiates `custom_jvp` and `custom_vjp` functions",
-    without="the same event is logged again by each derivative rule that comes by it",
+    without="each derivative rule that reaches an event logs it again",
     instead="log outside of custom functions",
     install=_watch_custom_functions,
 )
 
 
 def in_custom_function() -> bool:
-    """Whether a custom function, or one of its rules, has called us."""
+    """Whether a custom function, or one of its rules, is on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == rule_sources.CUSTOM_DERIVATIVES:
@@ -177,9 +177,9 @@ HIJAX = tuple(
 
 
 def _watch_remat_rules() -> None:
-    """Has the rules of `defremat` watched where there is no checkpoint.
+    """Watches the rules of `defremat` outside checkpoints.
 
-    Then the forward rule is followed by the rule that computes it again.
+    There, JAX calls the forward rule and then the rule that recomputes it.
     """
 
     def wrap(original: Any) -> Any:
@@ -192,7 +192,7 @@ def _watch_remat_rules() -> None:
         return _vjp_from_remat_rules
 
     compat.replace(
-        "hijax._vjp_from_remat_rules", "log once what `defremat` computes again", wrap
+        "hijax._vjp_from_remat_rules", "log once what `defremat` recomputes", wrap
     )
 
 
@@ -201,7 +201,7 @@ _HAS_REMAT_RULES = compat.private(
 )
 _REMAT_RULES = Patch(
     "the rules of `defremat`",
-    without="what they compute again is logged again",
+    without="recomputed events are logged again",
     instead="log outside of functions with `defremat`",
     install=_watch_remat_rules,
 )
@@ -211,10 +211,10 @@ REMAT_RULES = () if _HAS_REMAT_RULES is None else (_REMAT_RULES,)
 
 
 def _watch_jacfwd() -> None:
-    """Has the function that `jax.jacfwd` differentiates watched.
+    """Watches the function that `jax.jacfwd` differentiates.
 
-    `jacfwd` is `vmap` of forward mode over the input's dimensions. It shares a function
-    with `jax.jvp`, which is told apart by who calls.
+    `jacfwd` is `vmap` of forward mode over the dimensions of the input. It calls the
+    same private function as `jax.jvp`; the caller distinguishes them.
     """
     jvp = getattr(inspect.unwrap(jax.jvp), "__code__", None)
     if jvp is None or "_jvp" not in jvp.co_names:
@@ -244,7 +244,7 @@ JACFWD = Patch(
 
 
 def called_by_jacfwd() -> bool:
-    """Whether `jax.jacfwd` is among the functions that called us."""
+    """Whether `jax.jacfwd` is on the call stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

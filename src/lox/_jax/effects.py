@@ -1,4 +1,4 @@
-"""Effects that JAX allows wherever it allows those of its own callbacks."""
+"""Effects that JAX allows wherever it allows those of `jax.debug.callback`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,8 @@ def _nothing() -> None:
     return None
 
 
-# A subclass of these is allowed wherever JAX allows its parents: every allow-list
-# tests with isinstance. The ordered one needs both parents, since some lists name
-# only one of them.
+# JAX's lists of allowed effects include subclasses. The ordered effect needs both base
+# classes, because some lists have only one of them.
 DebugEffect: Any = _effect_type(lambda: jax.debug.callback(_nothing))
 _OrderedDebugEffect: Any = _effect_type(
     lambda: jax.debug.callback(_nothing, ordered=True)
@@ -29,4 +28,4 @@ _OrderedIOEffect: Any = _effect_type(lambda: io_callback(_nothing, None, ordered
 
 
 class OrderedEffect(_OrderedDebugEffect, _OrderedIOEffect):
-    """An effect whose events keep program order wherever JAX can keep one."""
+    """An effect whose events stay in program order wherever JAX supports it."""

@@ -1,4 +1,4 @@
-"""Programs that return nodes of ours, exported."""
+"""`jax.export` of programs that return lox's pytree nodes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ def register_node(
     serialize: Callable[[Any], bytes],
     deserialize: Callable[[bytes], Any],
 ) -> None:
-    """Lets an exported program that returns such a pytree node be serialized."""
+    """Makes exported programs that return a pytree node serializable."""
     from jax import export
 
     export.register_pytree_node_serialization(

@@ -1,7 +1,7 @@
 """High-level primitives, whose rules are Python methods.
 
-With JAX's flags `jax_remat3` and `jax_custom_vjp3` on (from 0.10 on there are both), a
-checkpoint is one, and so is the call of a `custom_vjp` function; the latter also with
+With JAX's flags `jax_remat3` and `jax_custom_vjp3` (both from 0.10 on), checkpoints and
+calls of `custom_vjp` functions are such primitives; the latter also with
 `generic_batching` (0.12).
 """
 
@@ -19,7 +19,7 @@ from . import compat, jaxprs, primitives, tracing, watches
 def changed_equation(
     eqn: JaxprEqn, change: Callable[[Any], Any], watch: watches.Watch
 ) -> Callable[..., list[Any]]:
-    """Binds `eqn` with each of its jaxprs changed, as a function of its inputs.
+    """A function of the inputs that binds `eqn` with each of its jaxprs changed.
 
     The Python functions of a high-level primitive are watched instead.
     """
@@ -32,7 +32,7 @@ def changed_equation(
 
 
 def kind_of(eqn: JaxprEqn) -> str:
-    """The name by which the rules know an equation."""
+    """The name by which the rule of an equation is registered."""
     prim = jaxprs.hijax(eqn)
     return eqn.primitive.name if prim is None else _kind_of_hijax(prim)
 
@@ -52,7 +52,7 @@ def is_checkpoint(prim: Any) -> bool:
 
 
 def is_custom_vjp(prim: Any) -> bool:
-    """Whether one is a call of a `jax.custom_vjp` function."""
+    """Whether a high-level primitive is a call of a `jax.custom_vjp` function."""
     return _kind_of_hijax(prim) == CUSTOM_VJP
 
 
@@ -72,7 +72,7 @@ def watched(prim: Any, change: Callable[[Any], Any], watch: watches.Watch) -> An
         return value
 
     new = jaxprs.with_changed_jaxprs(prim, change)
-    if is_checkpoint(prim):  # all that it does is in its jaxpr
+    if is_checkpoint(prim):  # it has a jaxpr, and no Python functions
         return new
     if is_custom_vjp(prim):
         return _with_watched_vjp(new, watch.inside("fwd", ""), watch.inside("bwd", ""))
@@ -87,7 +87,7 @@ def watched(prim: Any, change: Callable[[Any], Any], watch: watches.Watch) -> An
 def with_watched_rules(
     prim: Any, forward: watches.Watch, backward: watches.Watch
 ) -> Any:
-    """A high-level primitive whose derivative rules are watched, and nothing else."""
+    """A high-level primitive with its derivative rules watched, and nothing else."""
     if is_custom_vjp(prim):
         return _with_watched_vjp(prim, forward, backward)
     new = copy.copy(prim)
@@ -106,9 +106,9 @@ _BACKWARD_RULES = ("linearized", "transpose", "vjp_bwd", "vjp_bwd_retval")
 def _with_watched_vjp(
     prim: Any, forward: watches.Watch | None, backward: watches.Watch | None
 ) -> Any:
-    """The call of a `custom_vjp` function whose rules are watched.
+    """The call of a `custom_vjp` function with its rules watched.
 
-    They are parameters, so that whatever JAX makes of the call has the same rules.
+    The rules are parameters, so that they stay watched when JAX transforms the call.
     """
     if jaxprs.innermost(prim) is not prim:
         inner = _with_watched_vjp(prim.params["prim"], forward, backward)
@@ -133,13 +133,13 @@ def _with_watched_vjp(
 
 
 def checkpoint_jaxpr(eqn: JaxprEqn) -> Any:
-    """What a checkpoint evaluates."""
+    """The jaxpr of a checkpoint."""
     prim = jaxprs.hijax(eqn)
     return eqn.params["jaxpr"] if prim is None else prim.params["jaxpr"]
 
 
 def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
-    """Parameters of a checkpoint of another jaxpr, with more inputs in front."""
+    """Parameters of a checkpoint with another jaxpr, and more inputs in front."""
     prim = jaxprs.hijax(eqn)
     params = eqn.params if prim is None else prim.params
     changes = {"jaxpr": jaxpr}
@@ -153,16 +153,16 @@ def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
 
 _VJPHiPrimitive = compat.private(
     "hijax.VJPHiPrimitive",
-    "from 0.12 on, high-level primitives tell their effects",
+    "from 0.12 on, high-level primitives have the effects of their jaxprs",
     default=None,
 )
 
 
 def give_effects(effects: frozenset[Any]) -> None:
-    """Has high-level primitives say which of these effects they have inside.
+    """Gives high-level primitives those of these effects that their jaxprs have.
 
-    From 0.12 on, they do. Before, JAX would drop a `custom_vjp` function of which no
-    result is used, or run it twice under a checkpoint.
+    JAX does this from 0.12 on. Before, it would drop a `custom_vjp` function if none of
+    its results is used, or run it twice under a checkpoint.
     """
     if _VJPHiPrimitive is None:
         return

@@ -1,4 +1,4 @@
-"""Programs that run, as the host sees them: barriers, calls, callbacks, transfers."""
+"""Running programs: barriers, calls, callbacks and transfers."""
 
 import functools
 import os
@@ -53,7 +53,7 @@ def _run_all(hooks: Sequence[Callable[[], None]]) -> None:
     if hooks:
         try:
             hooks[0]()
-        finally:  # one that raises keeps none of the others from its work
+        finally:  # the others run even if one raises
             _run_all(hooks[1:])
 
 
@@ -67,7 +67,7 @@ _quietly = threading.local()
 
 
 def wait_for_callbacks() -> None:
-    """`jax.effects_barrier()`, without the hook."""
+    """`jax.effects_barrier()`, without the hooks."""
     _quietly.waiting = True
     try:
         jax.effects_barrier()
@@ -78,18 +78,18 @@ def wait_for_callbacks() -> None:
 # --- calls of programs -------------------------------------------------------
 
 
-_make: Callable[[Callable[[], Any]], Any] = lambda call: call()  # noqa: E731
+_call_program: Callable[[Callable[[], Any]], Any] = lambda call: call()  # noqa: E731
 
 
 def around_programs(hook: Callable[[Callable[[], Any]], Any]) -> None:
-    """Lets `hook` make every call of a program that has effects."""
-    global _make
-    _make = hook
+    """Makes every call of a program with effects through `hook(call)`."""
+    global _call_program
+    _call_program = hook
 
 
 def _watch_programs() -> None:
     program = _ExecuteReplicated
-    if not hasattr(program, "_add_tokens_to_inputs"):  # not the class that is meant
+    if not hasattr(program, "_add_tokens_to_inputs"):  # not the expected class
         raise UnavailableError("JAX calls programs with effects in another way")
     original = program.__call__
 
@@ -101,7 +101,7 @@ def _watch_programs() -> None:
         if getattr(tokens, "lox_stopped", 0) != _stopped:
             tokens.lox_stopped = _stopped
             _forget_failed(tokens)
-        return _make(lambda: original(self, *args, **kwargs))
+        return _call_program(lambda: original(self, *args, **kwargs))
 
     program.__call__ = call
 
@@ -115,7 +115,7 @@ PROGRAMS = Patch(
 
 
 def is_done(outputs: Sequence[Any]) -> bool:
-    """Whether a program that has these outputs, and effects, has ended."""
+    """Whether a program with these outputs and with effects has ended."""
     tokens = (token._buf for token in _runtime_tokens.current_tokens.values())
     try:
         return all(x.is_ready() for x in (*tokens, *outputs))
@@ -123,22 +123,22 @@ def is_done(outputs: Sequence[Any]) -> bool:
         return False
 
 
-# what the error of a program says that one of our callbacks has ended
+# the message in the error of a program that one of lox's callbacks has ended
 STOPPED = "stopped by an interrupt during lox's callback"
 _stopped = 0
 
 
 def program_stopped() -> None:
-    """Hears that a callback is about to end a program that runs in a thread of XLA's.
+    """Notes that a callback is about to end its program.
 
-    JAX would hand the error on to the next program with ordered effects.
+    JAX would pass the error on to the next program with ordered effects.
     """
     global _stopped
     _stopped += 1
 
 
 def _forget_failed(tokens: Any) -> None:
-    """Forgets, of the programs that JAX waits for, those that were stopped."""
+    """Makes JAX no longer wait for programs that were stopped."""
     for known in (tokens.current_tokens, tokens.output_runtime_tokens):
         for name, token in list(known.items()):
             try:
@@ -149,17 +149,17 @@ def _forget_failed(tokens: Any) -> None:
                 del known[name]
 
 
-# --- callbacks that run ------------------------------------------------------
+# --- running callbacks -------------------------------------------------------
 
 _CALLBACK_FILE = os.path.join(tracebacks.JAX_DIRECTORY, "_src", "callback.py")
-# the code of the functions of ours that XLA calls
+# the code of lox's functions that XLA calls
 receivers: set[CodeType] = set()
 
 
 def in_callback() -> bool:
-    """Whether a callback of a program is among the functions that called us.
+    """Whether a callback of a program is on the call stack.
 
-    Waiting for callbacks, one would wait there for oneself.
+    There, waiting for callbacks would wait for itself.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -170,7 +170,7 @@ def in_callback() -> bool:
 
 
 def in_receiver(frame: FrameType | None) -> bool:
-    """Whether `frame` is in a call that XLA makes of a function of ours."""
+    """Whether `frame` is inside one of lox's functions that XLA calls."""
     while frame is not None:
         if frame.f_code in receivers:
             return True
@@ -179,7 +179,7 @@ def in_receiver(frame: FrameType | None) -> bool:
 
 
 def called_by_xla_thread() -> bool:
-    """Whether we run in a callback that no Python code of this thread waits for."""
+    """Whether we are in a callback, in a thread that XLA started."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -190,7 +190,7 @@ def called_by_xla_thread() -> bool:
 
 
 def to_array(x: Any) -> Any:
-    """A JAX array; by an explicit transfer where `jax.transfer_guard` requires one."""
+    """Converts `x` to a JAX array, also under `jax.transfer_guard`."""
     try:
         return jax.numpy.asarray(x)
     except jax.errors.JaxRuntimeError:

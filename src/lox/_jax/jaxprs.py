@@ -16,7 +16,7 @@ from . import compat
 
 _Unspecified = compat.private(
     "sharding_impls.UnspecifiedValue",
-    "it takes longer to search the parameters of `jit`",
+    "searching the parameters of `jit` takes longer",
     default=type(None),
 )
 
@@ -30,26 +30,26 @@ def is_jaxpr(x: Any) -> bool:
 
 
 def open_jaxpr(x: Any) -> Any:
-    """The equations of `x`, closed or not (from 0.11 on, both are one class)."""
+    """The open jaxpr of `x`, closed or not (from 0.11 on, both are one class)."""
     return x.jaxpr if isinstance(x, jex.ClosedJaxpr) else x
 
 
 def close(x: Any) -> Any:
-    """`x` with its constants, of which an open jaxpr must not have any."""
+    """The closed jaxpr of `x`; an open jaxpr must have no constants."""
     return x if isinstance(x, jex.ClosedJaxpr) else jex.ClosedJaxpr(x, ())
 
 
 def _constants(x: Any) -> tuple[Any, Sequence[Any]]:
-    """The variables of a jaxpr's constants, and their values, if it has them."""
+    """The variables of the constants of a jaxpr, and their values if it is closed."""
     constvars = open_jaxpr(x).constvars
     values = x.consts if isinstance(x, jex.ClosedJaxpr) else ()
     return constvars, values or ()
 
 
 def rewritten(like: Any, rewrite: Callable[[Any], Any]) -> Any:
-    """A jaxpr, closed or not, with what `rewrite` makes of it as a closed one.
+    """Rewrites a jaxpr, closed or not; `rewrite` takes and returns closed ones.
 
-    An open jaxpr may have constants, whose values come from elsewhere.
+    An open jaxpr may have constants, whose values are stored elsewhere.
     """
     constvars, values = _constants(like)
     if isinstance(like, jex.ClosedJaxpr) and len(values) == len(constvars):
@@ -62,14 +62,14 @@ def rewritten(like: Any, rewrite: Callable[[Any], Any]) -> Any:
 
 
 def _without_constants(closed: Any) -> Any:
-    """Hides constants in a call, where a parameter has no place for them."""
+    """Moves constants into an inner `jit`, for parameters that must not have any."""
     if not closed.consts:
         return closed
     return trace(jax.jit(jex.jaxpr_as_fun(closed)), closed.in_avals, closed)[0]
 
 
 def constants_to_inputs(x: Any) -> tuple[Any, list[Any]]:
-    """An open jaxpr whose first inputs are what were its constants, and those."""
+    """An open jaxpr with its constants as first inputs, and the constants."""
     return _with_constants_as_inputs(open_jaxpr(x)), list(_constants(x)[1])
 
 
@@ -84,7 +84,7 @@ def _with_constants_as_inputs(jaxpr: Any) -> Any:
 
 
 def _unnamed(debug_info: Any) -> Any:
-    # 0.9 has no such method, and does not check the names either.
+    # 0.9 has no such method, and does not check the names
     forget = getattr(debug_info, "with_unknown_names", None)
     return forget() if forget else debug_info
 
@@ -126,22 +126,22 @@ def _noted(closed: Any) -> Any:
 
 
 def is_made_here(closed: Any) -> bool:
-    """Whether a closed jaxpr was made by lox, in the place of one that logged."""
+    """Whether lox created this closed jaxpr, as a replacement of one that logged."""
     return closed in _made_here
 
 
 def without_forwarded(
     closed: Any, inputs: int, outputs: int
 ) -> tuple[Any, dict[int, int]]:
-    """Drops outputs that are inputs, from given positions on.
+    """Drops outputs that are forwarded inputs.
 
     Args:
         closed: a closed jaxpr.
         inputs: the first input that may be forwarded.
-        outputs: the first output that may be one.
+        outputs: the first output that may be dropped.
 
     Returns:
-        The smaller jaxpr, and the dropped outputs with the inputs that they are.
+        The smaller jaxpr, and the inputs that the dropped outputs are, by position.
     """
     jaxpr = closed.jaxpr
     position = {var: i for i, var in enumerate(jaxpr.invars) if i >= inputs}
@@ -168,7 +168,7 @@ def hijax_of(primitive: Any, params: dict[str, Any]) -> Any:
 
 
 def jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
-    """Every jaxpr (closed or open) in an equation's parameters."""
+    """Every jaxpr, closed or open, in the parameters of an equation."""
     return _jaxprs_in(params.values())
 
 
@@ -189,22 +189,22 @@ def _jaxprs_in(items: Iterable[Any]) -> Iterator[Any]:
 
 @functools.cache
 def _types_without_jaxprs() -> frozenset[type]:
-    """The types of nearly all parameters; every equation is searched for jaxprs."""
+    """The types of nearly all parameters, to make the search for jaxprs fast."""
     numbers = (bool, int, float, complex, str, np.int64)
     dtypes = (type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD")
     return frozenset({type(None), *numbers, *dtypes, _Unspecified, jax.sharding.Mesh})
 
 
 def has_jaxprs(params: dict[str, Any]) -> bool:
-    """Whether there is any jaxpr in an equation's parameters."""
+    """Whether there is any jaxpr in the parameters of an equation."""
     return any(True for _ in jaxprs_in(params))
 
 
 def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
-    """Every jaxpr in an equation; of a high-level primitive without any, its own.
+    """Every jaxpr in an equation.
 
-    Such a one runs Python code when it is expanded. Its effects tell whether that may
-    log.
+    A high-level primitive without jaxprs is expanded if it has effects: its Python code
+    may log.
     """
     found = False
     for jaxpr in jaxprs_in(eqn.params):
@@ -215,7 +215,7 @@ def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
 
 
 def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """`params` with every jaxpr in them changed."""
+    """Applies `change` to every jaxpr in the parameters of an equation."""
 
     def leaf(item: Any) -> Any:
         if is_jaxpr(item):
@@ -248,12 +248,12 @@ def is_hijax(item: Any) -> bool:
 
 
 def with_changed_jaxprs(prim: Any, change: Callable[[Any], Any]) -> Any:
-    """A high-level primitive with its jaxprs changed."""
+    """Applies `change` to every jaxpr in a high-level primitive."""
     return with_params(prim, map_jaxprs(prim.params, change))
 
 
 def with_params(prim: Any, changes: dict[str, Any]) -> Any:
-    """A copy of a high-level primitive that has other parameters."""
+    """A copy of a high-level primitive with some parameters changed."""
     new = copy.copy(prim)
     new.params = {**prim.params, **changes}
     new.__dict__.update(new.params)
@@ -264,14 +264,14 @@ def with_params(prim: Any, changes: dict[str, Any]) -> Any:
 
 
 def innermost(prim: Any) -> Any:
-    """What is batched, up to 0.11 by a high-level primitive around it."""
+    """The primitive inside a batched one; up to 0.11, batching wraps the primitive."""
     while type(prim).__name__ == "VmapOf":
         prim = prim.params["prim"]
     return prim
 
 
 def expanded_hijax(eqn: JaxprEqn) -> Any:
-    """The definition of a high-level primitive in lower ones, as a closed jaxpr."""
+    """The definition of a high-level primitive by lower ones, as a closed jaxpr."""
     avals = [var.aval for var in eqn.invars]
     return jax.make_jaxpr(lambda *args: eqn.primitive.to_lojax(*args, **eqn.params))(
         *avals
@@ -285,5 +285,5 @@ def jaxpr_function(closed: Any) -> Any:
 
 
 def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
-    """Runs a closed jaxpr."""
+    """Evaluates a closed jaxpr."""
     return jex.jaxpr_as_fun(closed)(*args)

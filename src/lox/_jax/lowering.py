@@ -1,4 +1,4 @@
-"""What JAX's lowering gets wrong in programs with ordered effects."""
+"""Patches of JAX's lowering of programs with ordered effects."""
 
 import functools
 import inspect
@@ -31,10 +31,11 @@ def patches_for(effect: Any) -> tuple[Patch, ...]:
 
 
 def _inline_calls_without_arguments(effect: Any) -> None:
-    """Lowers a `jit` that has an ordered effect, but no argument, without a call.
+    """Inlines a `jit` with an ordered effect but without arguments.
 
-    XLA's inliner (as of JAX 0.12) ties what it inlines of such a call to its token, and
-    then copies a loop in it dozens of times, callbacks and all, or crashes.
+    XLA's inliner (as of JAX 0.12) ties the inlined operations of such a call to its
+    token, and then copies a loop in it dozens of times, including callbacks, or
+    crashes.
     """
     if primitives.jit_inlines_or_not():  # up to 0.10, which inlines correctly
         return
@@ -62,15 +63,15 @@ def _refuse_calls_without_arguments(patch: Patch, effect: Any) -> None:
 
 
 def _give_tokens_memory_kinds(effect: Any) -> None:
-    """Lets programs that name memories (to offload residuals) have an ordered effect.
+    """Makes memory kinds (to offload residuals) work with ordered effects.
 
-    JAX (as of 0.12) lists the memories of a program's results without its tokens, and
-    then fails to pair the two.
+    JAX (as of 0.12) lists the memory kinds of a program's results without its tokens,
+    and then fails to pair the two.
     """
     name = "propagated_out_mem_kinds"
 
     def wrap(lower: Any) -> Any:
-        if f"*{name}" in inspect.getsource(lower):  # then they are listed
+        if f"*{name}" in inspect.getsource(lower):  # this version lists the tokens
             return lower
 
         @functools.wraps(lower)

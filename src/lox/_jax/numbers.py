@@ -1,9 +1,9 @@
-"""Which numbers a dtype holds: when the rows of one key may share an array.
+"""Exact conversions between dtypes, to store the rows of one key in one array.
 
 A log never wraps, rounds or narrows a number. A cast is allowed if it is exact for
-every value of the dtype; or, for a Python number that is known when it is logged, if it
-is exact for that very number. A Python float adopts the precision of its neighbours, as
-in JAX, but it never becomes infinite or zero.
+every value of the dtype, or, for a Python number that is known at tracing time, if it
+is exact for that number. A Python float adopts the precision of its neighbours, as in
+JAX, but it never becomes infinite or zero.
 """
 
 import math
@@ -21,9 +21,9 @@ class Literal(NamedTuple):
     """A number that may adopt the dtype of its neighbours.
 
     Attributes:
-        number: a Python number; None if only the running program knows it, such as the
+        number: a Python number; None if it is known only at run time, such as the
             counter of a loop.
-        kind: the name of its type, since `1 == 1.0`.
+        kind: the name of its type, because `1 == 1.0`.
         source: the line that logged it.
     """
 
@@ -36,12 +36,12 @@ class Literal(NamedTuple):
         return cls(number, type(number).__name__, source)
 
 
-# what one leaf of a key may adopt other dtypes by; a strongly typed one has none
+# the literals of one leaf of a key; a strongly typed leaf has none
 Literals = tuple[Literal, ...]
 
 
 def number_of(x: Any) -> Any:
-    """The Python number that `x` is, if that is known before the program runs."""
+    """The Python number that `x` is, if it is known at tracing time."""
     if isinstance(x, bool | np.bool_):
         return None
     if isinstance(x, np.generic | np.ndarray):
@@ -61,10 +61,10 @@ def _is_plain(dtype: Any) -> bool:
 
 
 def merged(parts: Iterable[Literals]) -> Literals:
-    """Literals that stand for all of several; none, if a strongly typed one is there.
+    """The literals that represent all parts; none if one part is strongly typed.
 
-    There may be as many as a program has lines, so that only those remain that decide
-    whether a dtype holds them all.
+    A program may log thousands of numbers, so only those are kept that decide whether a
+    dtype holds all of them.
     """
     listed = list(parts)
     if not all(listed):
@@ -95,7 +95,7 @@ def _number(literal: Literal) -> Any:
 
 
 def _odd_part(number: int) -> int:
-    """A float holds a whole number if it holds what is left without factors of two."""
+    """`number` without factors of two: a float that holds it holds `number`."""
     number = abs(number)
     return number // (number & -number) if number else 0
 
@@ -124,12 +124,12 @@ def adopts(dtype: Any, target: Any) -> bool:
         number = 0j
     try:
         return jnp.result_type(number, jnp.zeros((), target)) == target
-    except ValueError:  # strict promotion has no promotion at all
+    except ValueError:  # with `jax_numpy_dtype_promotion="strict"`
         return False
 
 
 def holds(dtype: Any, number: Any) -> bool:
-    """Whether a dtype has this number; of a float, up to its precision."""
+    """Whether a dtype holds a number: integers exactly, floats up to precision."""
     if isinstance(number, complex):
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             return False
@@ -156,7 +156,7 @@ def holds(dtype: Any, number: Any) -> bool:
 
 
 def is_exact(source: Any, target: Any) -> bool:
-    """Whether every value of one dtype is a value of another."""
+    """Whether `target` holds every value of `source` exactly."""
     if source == target:
         return True
     extended = jax.dtypes.extended
@@ -191,16 +191,16 @@ def is_exact(source: Any, target: Any) -> bool:
 
 
 def lost_by(x: Any) -> Any:
-    """A number that JAX would change, as it makes an array of what the host has.
+    """A number in `x` that JAX would wrap, or turn into infinity.
 
-    Without `jax_enable_x64`, 64 bits become 32. Rounding is what JAX does with every
-    float; but whole numbers would wrap, and large floats become infinite.
+    Without `jax_enable_x64`, JAX converts 64 bits to 32: integers may wrap, and large
+    floats become infinite. Rounding of floats is expected.
 
     Args:
         x: a Python number, or a NumPy array.
 
     Returns:
-        One such number; None if there is none.
+        One such number, or None.
     """
     if isinstance(x, bool):
         return None
@@ -228,13 +228,13 @@ def lost_by(x: Any) -> Any:
 
 
 def as_jax_would(number: Any) -> Any:
-    """A Python number as NumPy, with the dtype that JAX would give it if it held it."""
+    """A Python number as a NumPy array, with JAX's dtype if that holds the number."""
     kept = lost_by(number) is None
     return np.asarray(number, jnp.result_type(number) if kept else None)
 
 
 def rounds(x: Any) -> bool:
-    """Whether JAX would change anything in a NumPy array, be it a last digit."""
+    """Whether JAX would change any value of a NumPy array, even by rounding."""
     if not _is_plain(x.dtype):
         return False
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)

@@ -1,4 +1,4 @@
-"""Partial evaluation and the removal of unused equations."""
+"""Partial evaluation and dead code elimination."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval as pe
 from . import array_types, compat, jaxprs
 
 _dce_jaxpr = compat.private(
-    "interpreters.partial_eval.dce_jaxpr", "find what the events of a program need"
+    "interpreters.partial_eval.dce_jaxpr", "find what the events of a program depend on"
 )
 _partial_eval_jaxpr = compat.private(
     "interpreters.partial_eval.partial_eval_jaxpr_nounits",
@@ -25,7 +25,7 @@ _DropVar = compat.private("core.DropVar", "keep events in a `scan` without a car
 
 
 def only_effects(closed: Any) -> tuple[Any, list[Any]]:
-    """What the effects of a program need: an open jaxpr, and its first inputs."""
+    """What the effects of a program depend on: an open jaxpr, and its first inputs."""
     jaxpr, consts = jaxprs.constants_to_inputs(closed)
     unused = [False] * len(jaxpr.outvars)
     return _dce_jaxpr(jaxpr, unused, instantiate=True)[0], consts
@@ -37,18 +37,18 @@ def is_known(tracer: Any) -> bool:
 
 
 def known_tracer(trace: Any, value: Any) -> Any:
-    """A value, as partial evaluation takes one that it knows."""
+    """A tracer of partial evaluation with a known value."""
     return trace.new_const(value)
 
 
 def literal_and_unused(value: Any) -> tuple[Any, Any]:
-    """What an equation has for a constant scalar, and for a result nobody uses."""
+    """The literal of a constant scalar, and the variable of an unused result."""
     aval = jax.typeof(jax.numpy.asarray(value))
     return jex.Literal(value, aval), _DropVar(aval)
 
 
 def known_value(tracer: Any) -> Any:
-    """Its value, or zeros where it is not known."""
+    """The value of `tracer`, or zeros if it is not known."""
     return (
         tracer.pval.get_known()
         if is_known(tracer)
@@ -59,17 +59,17 @@ def known_value(tracer: Any) -> Any:
 def known_part(
     closed: Any, unknown: Sequence[bool], instantiate: Any
 ) -> tuple[Any, Any, list[bool]]:
-    """Splits a jaxpr into what the known inputs suffice for, and the rest.
+    """Splits a jaxpr into the part that depends on known inputs only, and the rest.
 
     Returns:
-        The two jaxprs, and which outputs are not known.
+        The two jaxprs, and which outputs are unknown.
     """
     known_jaxpr, rest, out = _partial_eval_jaxpr(closed, list(unknown), instantiate)[:3]
     return known_jaxpr, rest, list(out)
 
 
 def trace_unknown(fun: Any, values: Sequence[Any]) -> Any:
-    """The closed jaxpr of what partial evaluation is about to evaluate.
+    """The closed jaxpr of a function that partial evaluation is about to evaluate.
 
     Args:
         fun: a wrapped function of flat arguments.
@@ -81,7 +81,7 @@ def trace_unknown(fun: Any, values: Sequence[Any]) -> Any:
 
 
 def without_unused(eqn: JaxprEqn, used: Sequence[bool]) -> tuple[list[bool], Any]:
-    """An equation of an open jaxpr without what only its unused outputs need.
+    """Removes what only unused outputs of an equation depend on.
 
     Returns:
         Which inputs are used, and the equation.
@@ -105,13 +105,13 @@ def without_unused(eqn: JaxprEqn, used: Sequence[bool]) -> tuple[list[bool], Any
 
 
 def forget_effect_handles(is_ours: Callable[[Any], bool]) -> None:
-    """Lets a partial evaluation that has ended forget its equations with an effect.
+    """Drops references from a finished partial evaluation to equations with effects.
 
-    It holds their inputs, which hold it in turn, so that `jax.checking_leaks` takes
-    them for leaked tracers.
+    They form a reference cycle with their inputs, which `jax.checking_leaks` would
+    report as leaked tracers.
 
     Args:
-        is_ours: says of an equation whether to forget it.
+        is_ours: whether to drop the reference to an equation.
     """
     kind = _JaxprTrace
     original = kind.invalidate

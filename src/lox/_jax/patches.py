@@ -1,13 +1,12 @@
-"""The changes that lox makes to JAX, in one table.
+"""The table of the changes that lox makes to JAX.
 
-Some of JAX's own rules lose or repeat events before any transformation of lox can look.
-The modules that know better add a `Patch` for each. They are installed when a process
-binds its first event, so that programs that log nothing run on JAX as it is. The few
-that must be there before, in `early_patches`, do nothing until then.
+Some of JAX's own rules lose or repeat events before a lox transformation runs. Other
+modules add a `Patch` for each of them. Patches are installed when a process binds its
+first event, so programs that log nothing run on unpatched JAX. The few that must be
+installed before (see `early_patches`) do nothing until then.
 
-A patch that cannot be installed, since this version of JAX has no such rule, is
-remembered: a program that needs it fails, with an error that names the version and the
-remedy.
+If a patch cannot be installed, because this version of JAX has no such rule, programs
+that need it raise an error that names the version and the remedy.
 """
 
 import dataclasses
@@ -22,20 +21,20 @@ from . import compat
 
 
 class UnavailableError(Exception):
-    """Raised by a patch that cannot be installed; says what JAX does not have."""
+    """Raised by a patch that cannot be installed; says what JAX lacks."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Patch:
-    """One change of JAX.
+    """One change to JAX.
 
     Attributes:
         target: what is changed, such as "the batching rule of `cond`".
-        without: what goes wrong without it, as a sentence.
-        instead: what to do if it cannot be installed, beside changing JAX.
+        without: what goes wrong without the patch, as a sentence.
+        instead: what users can do without the patch, other than changing JAX.
         install: makes the change, or raises.
-        refuse: if it could not be made, makes all programs fail that need it. None if
-            JAX itself fails then.
+        refuse: called if `install` raises, to make all programs fail that need the
+            patch. None if JAX itself fails then.
     """
 
     target: str
@@ -50,7 +49,7 @@ _waiting: list[Patch] = []
 _missing: dict[Patch, str] = {}
 _lock = threading.RLock()
 
-# Whether an event has been bound, and all patches installed before it.
+# whether all patches are installed, which the first event does
 installed = False
 
 
@@ -70,7 +69,7 @@ def is_missing(patch: Patch) -> bool:
 
 
 def add(*patches: Patch) -> None:
-    """Adds patches that are installed by the first event."""
+    """Adds patches that the first event installs."""
     with _lock:
         _table.extend(patches)
         _waiting.extend(patches)
@@ -79,7 +78,7 @@ def add(*patches: Patch) -> None:
 
 
 def add_early(*patches: Patch) -> None:
-    """Adds patches that are installed at once."""
+    """Adds patches that are installed immediately."""
     with _lock:
         _table.extend(patches)
         for patch in patches:
@@ -87,7 +86,7 @@ def add_early(*patches: Patch) -> None:
 
 
 def install() -> None:
-    """Installs all patches, once: whoever binds an event calls it before."""
+    """Installs all patches once; called before an event is bound."""
     global installed
     if installed:
         return
@@ -104,7 +103,7 @@ def _install_waiting() -> None:
 def _install(patch: Patch) -> None:
     try:
         patch.install()
-    except Exception as error:  # whatever has become of JAX
+    except Exception as error:  # JAX may have changed in any way
         _missing[patch] = str(error)
         if patch.refuse is not None:
             patch.refuse(patch)
@@ -117,11 +116,11 @@ def when_missing(patch: Patch, refuse: Callable[[Patch], None]) -> None:
 
 
 def error(patch: Patch, subject: str) -> UnsupportedJaxError:
-    """What a program raises that needs a patch which could not be installed.
+    """The error of a program that needs a patch that could not be installed.
 
     Args:
         patch: the patch.
-        subject: which event needs it.
+        subject: what needs it, such as an event.
     """
     return UnsupportedJaxError(
         f"{subject}: lox cannot patch {patch.target} in JAX {jax.__version__}, since "

@@ -15,19 +15,19 @@ Primitive = jex.Primitive
 
 @functools.cache
 def _unspecified() -> tuple[Any, Any]:
-    """The sharding and the layout of a `jit` that says nothing about them."""
+    """The unspecified sharding and layout in the parameters of `jit`."""
     params = compat.example(jax.jit(lambda x: x), 0.0).eqns[0].params
     return params["out_shardings"][0], params["out_layouts"][0]
 
 
 def jit_inlines_or_not() -> bool:
-    """Whether the parameter `inline` is a flag; from 0.11 on, it also says when."""
+    """Whether the parameter `inline` is a bool; from 0.11 on, it also says when."""
     params = compat.example(jax.jit(lambda x: x), 0.0).eqns[0].params
     return isinstance(params["inline"], bool)
 
 
 def jit_params(params: dict[str, Any], inputs: int, outputs: int) -> dict[str, Any]:
-    """Parameters of `jit` for that many more inputs in front and outputs behind."""
+    """Parameters of `jit` for more inputs in front, and more outputs at the end."""
     sharding, layout = _unspecified()
     return {
         "in_shardings": (sharding,) * inputs + tuple(params["in_shardings"]),
@@ -48,19 +48,19 @@ hijax_p: Any = compat.private(
     "hijax.call_hi_primitive_p", "there are no high-level primitives", default=None
 )
 
-# Primitives that the user knows by other names.
+# primitives whose public functions have other names
 _PUBLIC_NAMES = {"remat2": "checkpoint", "while": "while_loop"}
 
 
 def public_name(primitive: Any) -> str:
-    """The name of the function that binds a primitive."""
+    """The name of the public function of a primitive."""
     return _PUBLIC_NAMES.get(primitive.name, primitive.name)
 
 
-# What has the programs inside that a function is made of.
+# the primitives of control flow and calls
 HIGHER_ORDER = (jit_p, scan_p, cond_p, while_p, checkpoint_p, linear_solve_p)
 
-# What calls a jaxpr, and is batched by batching that.
+# primitives that call one jaxpr, and are batched by batching it
 CALLS: frozenset[Any] = frozenset(
     primitive
     for primitive in (
@@ -88,13 +88,13 @@ CALLS: frozenset[Any] = frozenset(
     if primitive is not None
 )
 
-# From 0.11 on, the groups of scan's operands are flat trees, of which only the sizes
-# matter; before, they are counted.
+# From 0.11 on, the operands of scan are grouped by flat trees, of which only the sizes
+# matter; before, by numbers.
 
 
 @functools.cache
 def _flat_trees() -> tuple[Any, Any]:
-    """The class of such groups, and one of their leaves."""
+    """The class of flat trees, and a leaf."""
     scan = compat.example(
         lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=1), 0.0
     ).eqns[0]
@@ -103,7 +103,7 @@ def _flat_trees() -> tuple[Any, Any]:
 
 
 def scan_sizes(params: dict[str, Any], operands: int) -> tuple[int, int, int]:
-    """How many constants, carries and scanned inputs a scan has."""
+    """The number of constants, carries and scanned inputs of a scan."""
     if "ft_in" in params:
         consts, carry, xs = (len(group) for group in params["ft_in"].unpack())
         return consts, carry, xs
@@ -114,7 +114,7 @@ def scan_sizes(params: dict[str, Any], operands: int) -> tuple[int, int, int]:
 def scan_params(
     params: dict[str, Any], consts: int, carry: int, xs: int, ys: int
 ) -> dict[str, Any]:
-    """Parameters of a scan that has these many operands and stacked outputs."""
+    """Parameters of a scan with these numbers of operands and stacked outputs."""
     if "ft_in" in params:
         group, leaf = _flat_trees()
         groups = [group(*[leaf] * size) for size in (consts, carry, xs, ys)]
@@ -127,12 +127,12 @@ def scan_params(
 
 def called_jaxpr(params: dict[str, Any]) -> Any:
     """The jaxpr that a call, such as `closed_call` or `eval_jaxpr`, evaluates."""
-    # up to 0.10, `eval_jaxpr` has another name for it
+    # up to 0.10, the parameter of `eval_jaxpr` has another name
     return params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"]
 
 
 def comparable_params(eqn: JaxprEqn) -> dict[str, Any]:
-    """The parameters of an equation, without what does not matter to what it does."""
+    """The parameters of an equation that determine what it computes."""
     params = dict(eqn.params)
     if eqn.primitive is scan_p and "ft_in" in params:
         params["ft_in"] = scan_sizes(params, len(eqn.invars))

@@ -1,4 +1,4 @@
-"""Where derivative rules were written: by the user, or in JAX itself."""
+"""Where derivative rules are defined: by the user, or in JAX."""
 
 import functools
 import os
@@ -13,14 +13,14 @@ from . import jaxprs, tracebacks
 
 
 def name_of_custom_jvp(eqn: JaxprEqn) -> str:
-    """The name by which a `custom_jvp` function is known to a watch."""
+    """The name that a watch uses for a `custom_jvp` function."""
     return name_of(
         jaxprs.open_jaxpr(eqn.params["call_jaxpr"]), eqn.params["jvp_jaxpr_fun"]
     )
 
 
 def placed_like(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    """`fun`, but JAX takes it for a function of the same name and place as `like`."""
+    """A copy of `fun` with the name and source location of `like`."""
     found = re.fullmatch(r"(\S+) at (.+):(\d+)", place_of(jaxprs.open_jaxpr(like)))
     if found is None:
         return fun
@@ -45,9 +45,9 @@ def place_of(rule: Any) -> str:
 
 
 def rules_of_jax(eqn: JaxprEqn) -> bool:
-    """Whether a custom function is one of JAX's own (`relu`, say)."""
+    """Whether a custom function is one of JAX's own, such as `relu`."""
     prim = jaxprs.hijax(eqn)
-    if prim is not None:  # its rules do not say where they were written
+    if prim is not None:  # its rules have no source location
         place = place_of(jaxprs.open_jaxpr(jaxprs.innermost(prim).traced.jaxpr))
         return is_jax_rule(place, place)
     call = next(
@@ -58,8 +58,8 @@ def rules_of_jax(eqn: JaxprEqn) -> bool:
     return any(is_jax_rule(place_of(rule), function) for rule in rules)
 
 
-# Those of JAX's modules whose rules call no function of the user's. Elsewhere they do:
-# in `custom_gradient`, `custom_root` and `odeint`.
+# JAX's modules whose rules never call functions of the user, unlike those of
+# `custom_gradient`, `custom_root` and `odeint`.
 _WITHOUT_USERS = tuple(
     os.path.join(tracebacks.JAX_DIRECTORY, "_src", *path.split("/"))
     for path in (
@@ -74,7 +74,7 @@ _WITHOUT_USERS = tuple(
     )
 )
 
-# where the rule is that `defjvps` makes, whoever calls it
+# where `defjvps` defines its rules, for JAX's own functions and for the user's
 CUSTOM_DERIVATIVES = os.path.join(
     tracebacks.JAX_DIRECTORY, "_src", "custom_derivatives.py"
 )

@@ -1,4 +1,4 @@
-"""JAX's tables of rules: those of our primitives, and JAX's own, read or wrapped."""
+"""JAX's rule tables: registers lox's rules, and reads and wraps JAX's own."""
 
 import functools
 import inspect
@@ -11,42 +11,42 @@ from jax.interpreters import ad, batching, mlir, partial_eval as pe
 from . import compat, primitives
 from .patches import UnavailableError
 
-# --- rules of our primitives -------------------------------------------------
+# --- rules of lox's primitives -----------------------------------------------
 
 register_lowering = mlir.register_lowering
 
 
 def register_lowering_as(primitive: Any, fun: Callable[..., Any]) -> None:
-    """Lowers a primitive as what `fun` does with its operands and parameters."""
+    """Lowers a primitive like a call of `fun` with its operands and parameters."""
     lower = mlir.lower_fun(fun, multiple_results=primitive.multiple_results)
     register_lowering(primitive, lower)
 
 
 def lower_as(ctx: Any, fun: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
-    """Lowers an equation with several results as what `fun` does, in its rule."""
+    """Lowers an equation, inside a lowering rule, like a call of `fun`."""
     return mlir.lower_fun(fun, multiple_results=True)(ctx, *args)
 
 
 def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Gives a primitive a rule for `vmap`: of the axis, the operands and their axes.
+    """Registers a batching rule, a function of the axis, operands and their axes.
 
-    It is called even if no operand is mapped.
+    It is called even if no operand is batched.
     """
     batching.fancy_primitive_batchers[primitive] = rule
 
 
 def register_jvp(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Gives a primitive a rule for forward mode: of the primals and the tangents."""
+    """Registers a JVP rule, a function of the primals and tangents."""
     ad.primitive_jvps[primitive] = rule
 
 
 def register_transpose(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Gives a primitive a rule for reverse mode: of the cotangents and the operands."""
+    """Registers a transpose rule, a function of the cotangents and operands."""
     ad.primitive_transposes[primitive] = rule
 
 
 def set_no_derivative(primitive: Any) -> None:
-    """Gives a primitive with one result a derivative that is zero."""
+    """Registers a zero derivative for a primitive with one result."""
 
     def jvp(
         primals: Sequence[Any], tangents: Sequence[Any], **params: Any
@@ -59,10 +59,10 @@ def set_no_derivative(primitive: Any) -> None:
 
 
 def register_jet(primitive: primitives.Primitive) -> None:
-    """Lets `jax.experimental.jet` pass a primitive without results."""
+    """Makes `jax.experimental.jet` bind a primitive without results unchanged."""
     try:
         from jax.experimental import jet
-    except ImportError:  # then there is nothing to pass through
+    except ImportError:  # this version of JAX has no `jet`
         return
 
     def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
@@ -72,24 +72,24 @@ def register_jet(primitive: primitives.Primitive) -> None:
     jet.jet_rules[primitive] = rule
 
 
-# --- rules of other primitives -----------------------------------------------
+# --- JAX's own rules ---------------------------------------------------------
 
 
 def jvp_rule(primitive: Any) -> Callable[..., Any]:
-    """The rule of a primitive for forward mode."""
+    """The JVP rule of a primitive."""
     return ad.primitive_jvps[primitive]
 
 
 def transpose_rule(primitive: Any) -> Callable[..., Any]:
-    """The rule of a primitive for reverse mode."""
+    """The transpose rule of a primitive."""
     return ad.primitive_transposes[primitive]
 
 
 def batching_rule(primitive: Any) -> Callable[..., Any]:
-    """The rule of a primitive, as a function of the axis, values, and their axes."""
+    """The batching rule: a function of the axis, the operands and their axes."""
     if primitive in batching.fancy_primitive_batchers:
         return batching.fancy_primitive_batchers[primitive]
-    # up to 0.9, there are tables of their own for simpler rules
+    # up to 0.9, simpler rules are in separate tables
     if primitive in batching.axis_primitive_batchers:
         rule = batching.axis_primitive_batchers[primitive]
         return lambda axis, args, dims, **params: rule(
@@ -115,12 +115,12 @@ _lowerings = compat.private(
     "interpreters.mlir._lowerings", "log in the condition of a `while_loop`"
 )
 
-# By the names that patches go by: the table, and how many arguments a rule takes by
-# position at least. (Some take an equation, whose parameters are not arguments.)
+# The tables, by the names that patches use, each with the minimum number of positional
+# arguments of its rules.
 _TABLES: dict[str, tuple[Callable[[], Any], int]] = {
     "batching": (lambda: batching.fancy_primitive_batchers, 3),
     "checkify": (
-        # once it is imported
+        # a function, because `checkify` may be imported later
         lambda: compat.private(
             "checkify.error_checks", "log in the condition of a checked `while_loop`"
         ),
@@ -132,23 +132,23 @@ _TABLES: dict[str, tuple[Callable[[], Any], int]] = {
     "partial evaluation": (lambda: pe.custom_partial_eval_rules, 1),
     "checkpoint": (lambda: _partial_eval_equation_rules, 4),
 }
+# the tables whose rules take an equation instead of its parameters
 _OF_EQUATIONS = ("dead code", "checkpoint")
 
-# Whether a rule is to be wrapped for an equation with these parameters.
+# whether a wrapper applies to an equation with these parameters
 Applies = Callable[[dict[str, Any]], Any]
 
 
 def wrap_rule(
     kind: str, primitive: Any, wrapper: Callable[..., Any], applies: Applies
 ) -> None:
-    """Has `wrapper(rule, *args, **params)` called in place of one of JAX's rules.
+    """Replaces one of JAX's rules by `wrapper(rule, *args, **params)`.
 
     Args:
-        kind: which rule (see `_TABLES`).
-        primitive: whose rule.
-        wrapper: gets the rule, and what JAX calls it with.
-        applies: to which equations; others get JAX's rule, and nothing of them is read
-            but their parameters.
+        kind: the name of the rule table (see `_TABLES`).
+        primitive: the primitive.
+        wrapper: receives the rule, and the arguments that JAX calls it with.
+        applies: to which equations the wrapper applies; others get JAX's own rule.
     """
     get_table, positional = _TABLES[kind]
     try:
@@ -175,7 +175,7 @@ def wrap_rule(
 def _check_arguments(rule: Any, positional: int) -> None:
     try:
         signature = inspect.signature(rule)
-    except (TypeError, ValueError):  # a callable object that does not say
+    except (TypeError, ValueError):  # a callable without a signature
         return
     try:
         signature.bind_partial(*[None] * positional)
@@ -186,7 +186,7 @@ def _check_arguments(rule: Any, positional: int) -> None:
 def wrap_lowering(
     primitive: Any, wrapper: Callable[..., Any], applies: Applies
 ) -> None:
-    """The same for the rule by which a primitive is lowered on every platform."""
+    """Replaces a lowering rule (that of all platforms), as `wrap_rule` does."""
     if primitive not in _lowerings:
         raise UnavailableError(f"`{primitive}` has no lowering rule")
     entry = _lowerings[primitive]
@@ -203,7 +203,7 @@ def wrap_lowering(
 def check_before_bind(
     primitive: Any, check: Callable[[Sequence[Any], dict[str, Any]], None]
 ) -> None:
-    """Calls `check`, which may raise, with whatever a primitive is bound with."""
+    """Calls `check`, which may raise, whenever a primitive is bound."""
     bind = primitive.bind
 
     def checked(*args: Any, **params: Any) -> Any:

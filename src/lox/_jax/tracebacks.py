@@ -1,4 +1,4 @@
-"""What JAX's tracebacks and stacks of calls show."""
+"""Frames in tracebacks."""
 
 import os
 
@@ -8,7 +8,7 @@ from . import compat
 
 
 def hide_frames(directory: str) -> None:
-    """Leaves our own frames out of tracebacks, as JAX leaves out its own."""
+    """Hides the frames of a directory in tracebacks, as JAX hides its own."""
     register = compat.private(
         "traceback_util.register_exclusion",
         "frames of lox show in the tracebacks of the user's errors",

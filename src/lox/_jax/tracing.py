@@ -1,4 +1,4 @@
-"""The trace that is under way: binding and copying equations into it."""
+"""The current trace: binding and copying equations into it."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,14 +12,13 @@ from jax.interpreters import partial_eval as pe
 from . import compat, jaxprs, primitives
 
 _trace_ctx = compat.private(
-    "core.trace_ctx", "functions are jitted where they need not be", default=None
+    "core.trace_ctx", "functions are jitted unnecessarily", default=None
 )
 _DynamicJaxprTrace = compat.private(
-    "interpreters.partial_eval.DynamicJaxprTrace", "tell whether a program is traced"
+    "interpreters.partial_eval.DynamicJaxprTrace",
+    "tell whether a program is being traced",
 )
-_trace_context = compat.private(
-    "config.trace_context", "remember what it makes of programs"
-)
+_trace_context = compat.private("config.trace_context", "cache rewritten programs")
 
 
 def _current_trace() -> Any:
@@ -27,9 +26,9 @@ def _current_trace() -> Any:
 
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
-    """Binds the primitive of `eqn` again, with some of its parameters changed."""
+    """Binds the primitive of `eqn`, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
-    if isinstance(params, tuple):  # up to 0.9: functions, and the parameters
+    if isinstance(params, tuple):  # up to 0.9: functions and parameters
         functions, params = params
         outs = eqn.primitive.bind(*functions, *args, **params)
     else:
@@ -37,16 +36,18 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-# Adds an equation to the program that is being traced, given the values of variables;
-# None if that has to be left to `bind`.
+# Adds an equation to the current trace, given the values of variables. Returns its
+# outputs, or None if it must be bound instead.
 Copy = Callable[[JaxprEqn, dict[Any, Any]], list[Any] | None]
 
 
 def equation_copier() -> Copy | None:
-    """A way to add equations as they are, without asking their types again.
+    """A function that adds equations to the current trace without inferring types.
 
-    Binding an equation takes five times as long. It is needed wherever something other
-    than a plain trace is under way.
+    Binding an equation takes five times as long.
+
+    Returns:
+        The function, or None if the current trace is not a plain trace to a jaxpr.
     """
     trace = _current_trace()
     if trace is None or type(trace) is not _DynamicJaxprTrace:
@@ -80,7 +81,7 @@ def equation_copier() -> Copy | None:
 
 
 def _is_high(eqn: JaxprEqn) -> bool:
-    """Whether there are high-level primitives in an equation, which JAX must notice."""
+    """Whether there are high-level primitives in an equation, which must be bound."""
     if eqn.primitive.name.startswith("call_hi_primitive"):
         return True
     inner = jaxprs.jaxprs_in(eqn.params)
@@ -93,9 +94,12 @@ _unknown_p.def_abstract_eval(lambda *, aval: [aval])
 
 
 def unknown_values() -> Callable[[Any], Any] | None:
-    """A way to make values of which only the type is known; None where there is none.
+    """A function that creates tracers of a type without a value.
 
-    Programs with such values can be looked at, but not run.
+    A program with such values can be inspected, but not run.
+
+    Returns:
+        The function, or None if the current trace is not a plain trace to a jaxpr.
     """
     trace = _current_trace()
     if trace is None or type(trace) is not _DynamicJaxprTrace:
@@ -116,7 +120,7 @@ def unknown_results(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
 
 
 class equation_context:
-    """What JAX had set when `eqn` was traced: its source line, names and config."""
+    """A context with the source line, name stack and config of `eqn`."""
 
     __slots__ = ("_eqn", "_managers")
 
@@ -136,7 +140,7 @@ class equation_context:
             manager.__exit__(*exc)
 
 
-# What JAX raises where Python needs the value of a traced array.
+# the errors of JAX where Python needs the value of a traced array
 CONCRETE_VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -144,8 +148,8 @@ CONCRETE_VALUE_ERRORS = (
     jax.errors.TracerIntegerConversionError,
 )
 
-# Whether no transformation of JAX's is under way around a call. Every call asks, so it
-# is JAX's own function.
+# Whether a call is inside no JAX transformation. JAX's own function, because every call
+# of a transformed function calls it.
 at_top_level: Callable[[], bool] = compat.private(
     "core.trace_state_clean",
     "an eager call is treated like one inside a transformation",
@@ -154,9 +158,9 @@ at_top_level: Callable[[], bool] = compat.private(
 
 
 def is_staging() -> bool:
-    """Whether this call is being traced into a larger program, by `jit` or a loop.
+    """Whether this call is being traced to a jaxpr, by `jit` or a loop.
 
-    It is not under an eager `vmap` or `grad`, which evaluate what they trace.
+    Under an eager `vmap` or `grad` it is not: these evaluate while they trace.
     """
     trace = _current_trace()
     while trace is not None:
@@ -167,16 +171,16 @@ def is_staging() -> bool:
 
 
 def trace_reference() -> Callable[[], Any]:
-    """A weak reference to the trace that is under way; what it gives may be None."""
+    """A weak reference to the current trace; it may return None."""
     trace = _current_trace()
     return (lambda: None) if trace is None else weakref.ref(trace)
 
 
 def is_tracer_of(x: Any, trace: Any) -> bool:
-    """Whether `x` is a value of a trace."""
+    """Whether `x` is a tracer of a trace."""
     return isinstance(x, jax.core.Tracer) and getattr(x, "_trace", None) is trace
 
 
 def trace_context() -> Any:
-    """What JAX's own caches of traces go by, beside the types."""
+    """The part of the keys of JAX's trace caches that is not types."""
     return _trace_context()

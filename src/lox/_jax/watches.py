@@ -1,4 +1,4 @@
-"""Functions whose primitives are watched while they run."""
+"""Intercepts the primitives that a function binds while it runs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,42 +16,43 @@ _set_current_trace = compat.private(
 )
 _BwdWithAccums = compat.private(
     "interpreters.ad.CustomBwdWithAccums",
-    "up to 0.11, no backward rule adds to accumulators",
+    "up to 0.11, backward rules have no accumulators",
     default=None,
 )
 
 
 class Watch(Protocol):
-    """What looks at the primitives that a function binds, and may change them."""
+    """Receives the primitives that a function binds, and may change them."""
 
     def begin(self) -> "Watch":
         """The watch for one run of the function."""
         ...
 
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
-        """Whether a primitive is bound as it is: once there has been an event."""
+        """Whether a primitive can be bound unchanged; asked after the first event."""
         ...
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Binds a primitive, in the trace that is around the watched function."""
+        """Binds a primitive in the trace around the watched function."""
         ...
 
     def inside(self, role: str, name: str) -> "Watch | None":
-        """The watch for a function that a primitive is given; None for none.
+        """The watch for a function that is an argument of a primitive, or None.
 
         Args:
-            role: `"call"` for what is called, `"jvp"`, `"fwd"` and `"bwd"` for the
-                derivative rules of a custom function.
-            name: the places of the custom function and its rule; empty for others.
+            role: `"call"` for a function that is called; `"jvp"`, `"fwd"` and `"bwd"`
+                for the derivative rules of a custom function.
+            name: the source locations of the custom function and its rule; empty for
+                others.
         """
         ...
 
 
 class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
-    """Passes everything on to the trace around it, by way of a watch.
+    """Passes primitives to the trace around it, through a watch.
 
-    It has no tracers of its own: a watched function sees the values that it would see
-    otherwise, so that its Python control flow is what it was.
+    It has no tracers of its own: a watched function sees the same values as otherwise,
+    so its Python control flow does not change.
     """
 
     __slots__ = ("parent_trace", "watch")
@@ -60,7 +61,7 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
         super().__init__()
         self.parent_trace = parent
         self.watch = watch
-        # the trace around it expands what it must
+        # the trace around it expands high-level primitives
         self.requires_low = False  # type: ignore[misc]
 
     def stage_value(self, value: Any) -> Any:
@@ -70,7 +71,7 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
         if (primitive in _never_high or not _is_high(primitive, args, params)) and (
             not patches.installed or self.watch.passes(primitive, params)
         ):
-            # as `bind` would, where the trace around this one is under way
+            # what `bind` does in the trace around this one
             return self.parent_trace.process_primitive(primitive, args, params)
         with _set_current_trace(self.parent_trace):
             return self.watch.bind(primitive, args, params)
@@ -97,7 +98,7 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
         )
 
     def __getattr__(self, name: str) -> Any:
-        # `shard_map` and the like: each kind of trace has a method for them
+        # traces have one method per kind of call, such as `process_shard_map`
         process = getattr(self.parent_trace, name)
         if not name.startswith("process_"):
             return process
@@ -118,7 +119,7 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
 
 def _is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether a trace may have to expand a primitive before it processes it."""
-    if primitive is primitives.jit_p:  # by far the most frequent
+    if primitive is primitives.jit_p:  # the most frequent case
         return getattr(params["jaxpr"], "is_high", True)
     ask = primitive.is_high
     if getattr(ask, "__func__", None) is primitives.Primitive.is_high:
@@ -134,14 +135,14 @@ def _pass_on(name: str) -> Any:
     return property(lambda self: self.__getattr__(name))
 
 
-# up to 0.11, the class above it has some of them, which only raise
+# up to 0.11, the base class has methods that only raise
 for _name in ("process_call", "process_map", "process_custom_transpose"):
     if hasattr(_Trace, _name):
         setattr(_WatchTrace, _name, _pass_on(_name))
 
 
 def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """`fun`, with every primitive that it binds given to `watch`."""
+    """Wraps `fun` so that `watch` receives every primitive that it binds."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         around = _trace_ctx.trace
@@ -152,7 +153,7 @@ def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
 
 
 def watched_rule(fun: Any, watch: Watch) -> Any:
-    """The same for a function in JAX's own wrapping."""
+    """Wraps a `lu.WrappedFun` as `watched` does."""
     run = watched(fun.call_wrapped, watch)
     if (
         _BwdWithAccums is not None
@@ -164,7 +165,7 @@ def watched_rule(fun: Any, watch: Watch) -> Any:
 
 
 def _accumulating(rule: Any, watch: Watch) -> Any:
-    """From 0.12 on, a backward rule may add to accumulators, and return nothing."""
+    """Wraps a backward rule that adds to accumulators (from 0.12 on)."""
 
     class Watched(_BwdWithAccums):  # type: ignore[misc, valid-type]
         def call_with_accums(self, *args: Any) -> Any:
@@ -177,20 +178,20 @@ def _accumulating(rule: Any, watch: Watch) -> Any:
 
 
 class Dormant:
-    """A watch that is made when there is something to watch.
+    """A watch that is created when it is needed.
 
-    Until the process binds its first event, primitives are bound as they are, except
-    for high-level ones: these run Python code, which may log.
+    Until the process binds its first event, primitives are bound unchanged, except for
+    high-level ones: these run Python code, which may log.
 
     Args:
-        make: makes the watch, or gives None for none.
+        make: creates the watch; may return None.
     """
 
     def __init__(self, make: Callable[[], Watch | None]) -> None:
         self._make = make
         self._awake = False
         self._watch: Watch | None = None
-        # what was asked for while it was dormant, in this order
+        # the watches that `inside` returned while this one was dormant
         self._asked: list[tuple[str, str, Dormant]] = []
 
     def _wake(self) -> Watch | None:
@@ -214,7 +215,7 @@ class Dormant:
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if not patches.installed and primitive is not primitives.hijax_p:
-            return primitive.bind(*args, **params)  # a high-level one is inside it
+            return primitive.bind(*args, **params)  # it contains a high-level one
         watch = self._wake()
         if watch is None:
             return primitive.bind(*args, **params)

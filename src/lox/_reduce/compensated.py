@@ -1,6 +1,6 @@
-"""Sums in loops that lose no digits, over a million float32 steps and more.
+"""Compensated sums, accurate over a million float32 steps and more.
 
-Loaded without JAX; what is added up are arrays of JAX's.
+This module can be imported without JAX, although it adds up JAX arrays.
 """
 
 from typing import Any, NamedTuple
@@ -14,17 +14,17 @@ def cast(x: Any, dtype: Any) -> Any:
 
 
 def zeros(kind: Any, dtype: Any = None) -> Any:
-    """Zeros of a type; of another dtype, if one is given."""
+    """Zeros of an array type, optionally with another dtype."""
     from lox._jax import array_types
 
     return array_types.strong_zeros(kind, dtype)
 
 
 class CompensatedSum(NamedTuple):
-    """A sum, what its roundings lost, and what the roundings of that lost (Klein's).
+    """A sum with first and second order rounding errors (Klein's algorithm).
 
-    No part waits for another one, so that a loop that has little else to do is no
-    slower for it.
+    The three updates depend little on each other, so that even a loop that does nothing
+    else is not slowed down.
     """
 
     high: Any
@@ -38,29 +38,29 @@ class CompensatedSum(NamedTuple):
     def plus(self, x: Any) -> "CompensatedSum":
         x = cast(x, self.high.dtype)
         high = self.high + x
-        # a derivative goes through the sum alone
+        # only the sum itself is differentiated
         lost = _lost(*map(imported_jax().lax.stop_gradient, (self.high, x, high)))
         middle = self.middle + lost
         return CompensatedSum(high, middle, self.low + _lost(self.middle, lost, middle))
 
     def total(self) -> Any:
         xp = namespace(self.high)
-        # what an infinity loses is NaN
+        # the rounding error of an infinity is NaN
         whole = self.high + (self.middle + self.low)
         return xp.where(xp.isfinite(self.high), whole, self.high)
 
 
 def _lost(x: Any, y: Any, total: Any) -> Any:
-    """What rounding `x + y` to `total` lost, exactly (Knuth's two-sum)."""
+    """The exact rounding error of `total = x + y` (Knuth's two-sum)."""
     added = total - x
     return (x - (total - added)) + (y - added)
 
 
 def number_like(number: Any, x: Any) -> Any:
-    """A number of events, to divide by, in the dtype of `x`."""
+    """A number of events as a divisor, in the dtype of `x`."""
     jax, dtype = imported_jax(), x.real.dtype
     if isinstance(number, int):
-        # XLA would multiply by the inverse of a constant, which rounds twice
+        # XLA replaces division by a constant by multiplication, which rounds twice
         return jax.lax.optimization_barrier(jax.numpy.asarray(number, dtype))
-    # the result for no events is never used; but a division by zero may be reported
+    # for no events, the result is not used, but `jax_debug_nans` would report it
     return jax.numpy.maximum(number, 1).astype(dtype)

@@ -1,4 +1,4 @@
-"""The two forms of a `lox.Reduction`."""
+"""`lox.Reduction` in loops and on stacked rows."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from .reductions import Reduction
 
 
 def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
-    """A `lox.Reduction` in a loop, which sees the values of one lane.
+    """The accumulator of a `lox.Reduction`, whose functions see one lane at a time.
 
-    What its functions close over may belong to a trace around this one, and can reach
-    the inside of a loop only as a carry: so it goes beside the state.
+    Its functions may close over tracers of an outer trace, which can enter a loop only
+    as a carry, so these are carried along with the state.
     """
     tree, types, lanes, where = value_type
     lane_sizes = types[0].shape[:lanes]
@@ -32,12 +32,14 @@ def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
         updating = jax.make_jaxpr(reduction.update)(start, value)
         finishing, result = jax.make_jaxpr(reduction.finish, return_shape=True)(start)
     except Exception as error:
-        error.add_note(f"This was in the `lox.Reduction` of {where} of `lox.log`.")
+        error.add_note(
+            f"This happened in the `lox.Reduction` of {where.removesuffix(',')}."
+        )
         raise
     if not jax.tree.leaves(result):
         raise LoxValueError(
-            f"the `finish` of the `lox.Reduction` of {where} gave {result!r}, which "
-            "holds no array."
+            f"the `finish` of the `lox.Reduction` of {where} returned {result!r}, "
+            "which holds no array."
         )
     starts = map(array_types.sharded_like, jax.tree.leaves(start), updating.out_avals)
     held = [list(starts), updating.consts, finishing.consts]
@@ -45,7 +47,7 @@ def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
     traced = [isinstance(x, jax.core.Tracer) for x in flat]
 
     def opened(carried: Sequence[Any]) -> Any:
-        """The start, and what the two functions close over."""
+        """The initial state, and the closed-over values of the two functions."""
         rest = iter(carried)
         pairs = zip(flat, traced, strict=True)
         return held_tree.unflatten([next(rest) if own else x for x, own in pairs])
@@ -85,7 +87,7 @@ def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
 
 
 def _agreed_start(reduction: Reduction, value: Any, where: str) -> Any:
-    """The initial state; a Python number in it takes the dtype that it gets."""
+    """The initial state; Python numbers in it adopt the dtype that `update` returns."""
     with jax.ensure_compile_time_eval():
         zeros = jax.tree.map(lambda x: _plain_zeros(jax.typeof(x)), value)
         start = reduction.init(zeros) if callable(reduction.init) else reduction.init
@@ -97,8 +99,8 @@ def _agreed_start(reduction: Reduction, value: Any, where: str) -> Any:
     if described[0] != described[1]:
         raise ShapeError(
             f"the `update` of the `lox.Reduction` of {where} turns a state of "
-            f"{described[0]} into one of {described[1]}. What it returns must have "
-            "the structure, shapes and dtypes of what `init` gave."
+            f"{described[0]} into one of {described[1]}. It must keep the structure, "
+            "shapes and dtypes of `init`."
         )
     return start
 
@@ -131,7 +133,7 @@ def _own_type(kind: Any, lanes: int) -> Any:
 
 
 def fold_stacked(reduction: Reduction, rows: StackedRows) -> tuple[Leaves, Any]:
-    """Reduces rows that are stacked already, one after the other."""
+    """Reduces stacked rows, one after the other."""
     time_first = [
         jnp.moveaxis(jnp.asarray(leaf), axis, 0)
         for leaf, axis in zip(rows.leaves, rows.axes, strict=True)

@@ -1,9 +1,8 @@
-"""The named reductions: one table with everything about each of them.
+"""The named reductions, one class each.
 
-A reduction has two forms. In a loop, it is carried from event to event instead of the
-rows. On rows that are stacked already, it is a function of an array. Both compute with
-the module of the arrays they are given, so that logs can be reduced by NumPy alone, and
-loading this module loads no JAX.
+A reduction has two forms. In a loop, an accumulator is carried from event to event. On
+stacked rows, it is a function of an array. Both use NumPy for NumPy arrays and
+`jax.numpy` for JAX arrays, so this module does not import JAX.
 """
 
 from typing import Any, NamedTuple
@@ -27,14 +26,14 @@ from .protocol import Accumulator, AnyReduction, Leaves, StackedRows, ValueType
 
 
 class Named(AnyReduction):
-    """A reduction of each leaf by itself; its subclasses say how one is reduced."""
+    """A reduction of each leaf by itself; subclasses reduce one leaf."""
 
     name: str
-    # whether `update` needs to know how many events came before
+    # whether `update` needs the number of previous events
     counts = False
-    # whether PRNG keys can be reduced, and not only numbers
+    # whether typed PRNG keys can be reduced
     takes_keys = False
-    # whether there is a reduction of no rows
+    # whether the reduction of no rows is defined
     takes_no_rows = True
 
     def __repr__(self) -> str:
@@ -68,19 +67,19 @@ class Named(AnyReduction):
         )
 
     def dtype(self, dtype: Any) -> Any:
-        """The dtype that comes out of a loop, for values of a dtype."""
+        """The dtype of the reduction of values of a dtype, in a loop."""
         return dtype
 
     def init(self, kind: Any) -> Any:
-        """What is carried for a leaf of a type."""
+        """The initial carry for a leaf of a type."""
         raise NotImplementedError
 
     def update(self, carried: Any, x: Any, number: Any) -> Any:
-        """What is carried after `x`, the `number`-th from zero."""
+        """The carry after the value `x`, given the number of previous values."""
         raise NotImplementedError
 
     def finish(self, carried: Any, number: Any) -> Any:
-        """The reduction of that many; its dtype may be wider."""
+        """The reduction of `number` values; its dtype may be wider than `dtype`."""
         return carried
 
     def stacked(self, rows: StackedRows) -> tuple[Leaves, Any]:
@@ -99,7 +98,7 @@ class Named(AnyReduction):
         return reduced, rows.tree
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
-        """Reduces an array; a mask broadcasts to it and says which rows happened."""
+        """Reduces an array; a mask, if any, says which rows were logged."""
         raise NotImplementedError
 
 
@@ -107,7 +106,7 @@ class Named(AnyReduction):
 
 
 def _inexact(dtype: Any) -> Any:
-    """What the mean of values of a dtype has."""
+    """The dtype of the mean of values of a dtype."""
     return dtype if is_inexact(dtype) else default_float()
 
 
@@ -169,14 +168,14 @@ class _Mean(_Sum):
 
 
 def _masked_mean(rows: Any, axis: int, mask: Any) -> tuple[Any, Any]:
-    """The mean of the rows that happened, and their number, or 1 if none did."""
+    """The mean of the logged rows, and their number, or 1 if there are none."""
     xp = namespace(rows)
     number = xp.maximum(xp.sum(mask, axis=axis, keepdims=True), 1).astype(rows.dtype)
     return xp.sum(rows, axis=axis, keepdims=True, where=mask) / number, number
 
 
 class _Moments(NamedTuple):
-    # the first value: distances to it lose no digits to what all values have in common
+    # the first value, which is subtracted from all values against cancellation
     origin: Any
     total: CompensatedSum
     squares: CompensatedSum
@@ -196,7 +195,7 @@ class _Var(Named):
         return _Moments(zeros(kind, wide), total, squares)
 
     def update(self, carried: _Moments, x: Any, number: Any) -> _Moments:
-        # Welford's: the distance to the mean of those before, `number` of them
+        # Welford's algorithm: the distance to the mean of the previous values
         jax = imported_jax()
         x = cast(x, carried.origin.dtype)
         constant = jax.lax.stop_gradient(x)
@@ -210,7 +209,7 @@ class _Var(Named):
     def finish(self, carried: _Moments, number: Any) -> Any:
         squares = carried.squares.total()
         xp = namespace(squares)
-        # as NumPy: an infinite value has no distance to an infinite mean
+        # like NumPy: the distance of an infinite value to an infinite mean is NaN
         finite = xp.isfinite(carried.total.high)
         return xp.where(finite, squares / number_like(number, squares), np.nan)
 
@@ -237,7 +236,7 @@ class _Std(_Var):
     def finish(self, carried: _Moments, number: Any) -> Any:
         var = super().finish(carried, number)
         xp = namespace(var)
-        # The root has no derivative at zero, where every window begins.
+        # the square root has no derivative at zero, where every window begins
         return xp.where(var == 0, 0, xp.sqrt(xp.where(var == 0, 1, var)))
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
@@ -247,15 +246,15 @@ class _Std(_Var):
         return xp.sqrt(super().over_axis(rows, axis, mask))
 
 
-# --- choices -----------------------------------------------------------------
+# --- selections --------------------------------------------------------------
 
 
 class _Max(Named):
     name = "max"
     takes_no_rows = False
 
-    def _worst(self, dtype: Any) -> Any:
-        """What no value of a dtype is worse than."""
+    def _initial(self, dtype: Any) -> Any:
+        """The initial value, which every value of a dtype replaces."""
         if is_integer(dtype):
             least, most = integer_range(dtype)
             return most if self.name == "min" else least
@@ -263,13 +262,13 @@ class _Max(Named):
         return complex(worst, worst) if np.dtype(dtype).kind == "c" else worst
 
     def init(self, kind: Any) -> Any:
-        dtype = kind.dtype  # or one with the same order that has arithmetic
+        dtype = kind.dtype  # or a dtype with arithmetic and the same order
         if is_inexact(dtype):
             dtype = _wide(dtype)
         elif dtype == np.bool_ or np.dtype(dtype).kind == "V":
             dtype = np.dtype(np.int8)
         start = zeros(kind, dtype)
-        return start + namespace(start).asarray(self._worst(dtype), dtype)
+        return start + namespace(start).asarray(self._initial(dtype), dtype)
 
     def update(self, carried: Any, x: Any, number: Any) -> Any:
         choose = getattr(namespace(x), f"{self.name}imum")
@@ -281,7 +280,7 @@ class _Max(Named):
         choose = getattr(namespace(rows), self.name)
         if mask is None:
             return choose(rows, axis=axis)
-        return choose(rows, axis=axis, where=mask, initial=self._worst(rows.dtype))
+        return choose(rows, axis=axis, where=mask, initial=self._initial(rows.dtype))
 
 
 class _Min(_Max):
@@ -330,14 +329,14 @@ def _row_at(rows: Any, index: Any, axis: int) -> Any:
 
 
 class _Append(Named):
-    """All rows, which need neither of the two forms."""
+    """Keeps all rows, so it needs neither form."""
 
     name = "append"
     keeps_rows = True
 
 
 class _Count(Named):
-    """One number for the whole value, whatever that is."""
+    """The number of events: one number for the whole value."""
 
     name = "count"
 
@@ -345,7 +344,7 @@ class _Count(Named):
         lanes = value.types[0].shape[: value.lanes]
 
         def unchanged(carried: Any, *event: Any) -> Any:
-            return carried  # the number of events is known anyway
+            return carried  # events are counted by the stream
 
         def finish(carried: Any, number: Any) -> tuple[Any, ...]:
             jnp = imported_jax().numpy

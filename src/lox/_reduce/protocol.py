@@ -1,4 +1,4 @@
-"""What every reduction has: a form for loops, and one for rows that are stacked."""
+"""The interface of reductions: one form for loops, and one for stacked rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,13 +7,13 @@ Leaves = Sequence[Any]
 
 
 class ValueType(NamedTuple):
-    """The type of one key's value, before a program runs.
+    """The type of the value of one key.
 
     Attributes:
         tree: the structure of the value.
         types: the types of its leaves.
-        lanes: how many lane axes they have in front.
-        where: the key and its line, for errors.
+        lanes: the number of leading lane axes.
+        where: the key and its line, for messages.
     """
 
     tree: Any
@@ -26,14 +26,14 @@ class StackedRows(NamedTuple):
     """The rows of one key, in arrays with a time axis.
 
     Attributes:
-        key: whose rows these are.
+        key: the key.
         tree: the structure of the value.
         leaves: its leaves, of shape `(*outer_lanes, time, *lanes, *own)`.
-        axes: the time axis of each leaf.
-        ndims: how many axes each leaf has of its own.
-        lanes: how many lane axes come after the time axis.
-        mask: which rows happened, of shape `(*outer_lanes, time, *lanes)`; None for
-            all. What a reduction of no rows gives has no meaning then.
+        axes: the time axis per leaf.
+        ndims: the number of axes of the value itself, per leaf.
+        lanes: the number of lane axes after the time axis.
+        mask: which rows were logged, of shape `(*outer_lanes, time, *lanes)`; None for
+            all. Where no rows were logged, the result of a reduction is not used.
     """
 
     key: str
@@ -46,17 +46,18 @@ class StackedRows(NamedTuple):
 
 
 class Accumulator(NamedTuple):
-    """A reduction in a loop, made for the type of one key's value.
+    """A reduction in a loop, for values of one type.
 
     Attributes:
         tree: the structure of the reduced value.
-        init: gives what is carried before the first event.
-        restart: gives the same, from what is carried at the end of a window.
-        update: gives what is carried after an event, from what was before it, the
-            leaves of its value, and how many events came before.
-        finish: gives the leaves of the reduced value, from what is carried and the
-            number of events.
-        counts: whether `update` needs to know how many events came before.
+        init: returns the initial carry.
+        restart: returns the initial carry of a window, from the last one of the
+            previous window.
+        update: returns the carry after an event, from the previous carry, the leaves of
+            the event's value, and the number of previous events.
+        finish: returns the leaves of the reduced value, from the carry and the number
+            of events.
+        counts: whether `update` needs the number of previous events.
         starts_anywhere: whether `init` can be called inside any trace.
     """
 
@@ -72,15 +73,15 @@ class Accumulator(NamedTuple):
 class AnyReduction:
     """A reduction over time: a named one (`REDUCTIONS`), or a `lox.Reduction`."""
 
-    # whether it leaves all rows as they are
+    # whether it keeps all rows
     keeps_rows = False
-    # whose step the reduced row has: that of the "first" event, or of the "last"
+    # whose step a reduced row has: that of the "first" or the "last" event
     step = "last"
 
     def in_loop(self, value: ValueType) -> Accumulator:
-        """The form that takes one event after the other."""
+        """The reduction in a loop."""
         raise NotImplementedError
 
     def stacked(self, rows: StackedRows) -> tuple[Leaves, Any]:
-        """The leaves of the reduced value, and its structure."""
+        """Reduces stacked rows; returns the leaves of the result, and its structure."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Reductions as users give them: by name, by key, or as a `lox.Reduction`."""
+"""`lox.Reduction`, and the `reduce` option: by name, by key, or custom."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +12,8 @@ from .protocol import Accumulator, AnyReduction, Leaves, StackedRows, ValueType
 
 _ALIASES = {"replace": "last"}
 
-# what `check` gives: nothing, one reduction for all keys, or names and patterns with
-# the reductions of the keys that match them
+# the result of `check`: None, one reduction for all keys, or pairs of a name or pattern
+# and the reduction of the keys that match it
 Checked = AnyReduction | tuple[tuple[str, AnyReduction | None], ...] | None
 
 
@@ -23,19 +23,18 @@ def _same(state: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reduction(AnyReduction):
-    """A reduction over time of your own.
+    """A custom reduction over time.
 
-    It sees one value after the other, and carries a state of a fixed size. Values are
-    what `lox.log` was given, without the lanes of a `vmap`.
+    It processes one value after the other, and carries a state of fixed size. Values
+    are those passed to `lox.log`, without the lanes of a `vmap`.
 
     Args:
-        init: the state before the first value: arrays and numbers in any pytree, or a
-            function that makes it from a value, of which only the shapes and dtypes
-            count.
-        update: a function of the state and a value that gives the new state, of the
-            same structure, shapes and dtypes.
-        finish: a function of the last state that gives the reduced value; by default,
-            that is the state itself.
+        init: the initial state: a pytree of arrays and numbers, or a function that
+            creates it from an example value with the shapes and dtypes of the values.
+        update: a function `(state, value) -> state` that keeps the structure, shapes
+            and dtypes of the state.
+        finish: a function from the final state to the reduced value; by default, the
+            state itself.
 
     Example:
         >>> def smooth(average, x):
@@ -60,7 +59,7 @@ class Reduction(AnyReduction):
                     f"{getattr(self, name)!r}."
                 )
 
-    # its functions compute with `jax.numpy`, so that both forms need JAX
+    # imported here, because only custom reductions always need JAX
 
     def in_loop(self, value: ValueType) -> Accumulator:
         from .custom import accumulator
@@ -77,14 +76,11 @@ Reduction.__module__ = "lox"
 
 
 def check(reduce: Any, where: str = "") -> Checked:
-    """A reduction for all keys, or a mapping of them, validated and hashable.
+    """Checks a `reduce` option, and makes it hashable.
 
     Args:
-        reduce: a reduction, a mapping from names or patterns to these, or None.
-        where: what to add to the error, such as the user's line.
-
-    Returns:
-        None, a reduction, or a tuple of pairs.
+        reduce: a reduction, a mapping from names or patterns to reductions, or None.
+        where: text for error messages, such as the user's line.
     """
     if reduce is None:
         return None
@@ -92,8 +88,8 @@ def check(reduce: Any, where: str = "") -> Checked:
         for key in reduce:
             if not isinstance(key, str):
                 raise LoxTypeError(
-                    f"`reduce`{where} has the key {key!r}; its keys are names, or "
-                    "patterns of names, that `lox.log` was given."
+                    f"`reduce`{where} has the key {key!r}; its keys are names of "
+                    "logged values, or patterns of these."
                 )
         return tuple(
             (key, None if value is None else check_one(value, f"`reduce`{where}"))
@@ -103,7 +99,7 @@ def check(reduce: Any, where: str = "") -> Checked:
 
 
 def check_one(reduction: Any, what: str) -> AnyReduction:
-    """A reduction that a user gives; `what` says in errors whose it is."""
+    """Checks a single reduction; `what` names it in error messages."""
     if isinstance(reduction, Reduction):
         return reduction
     if isinstance(reduction, str):
@@ -112,12 +108,12 @@ def check_one(reduction: Any, what: str) -> AnyReduction:
             return REDUCTIONS[name]
     raise LoxValueError(
         f"{what} got the unknown reduction {reduction!r}; there are "
-        f"{', '.join(REDUCTIONS)}, and `lox.Reduction` for one of your own."
+        f"{', '.join(REDUCTIONS)}, and `lox.Reduction` for a custom one."
     )
 
 
 def choose(checked: Checked, key: str) -> AnyReduction | None:
-    """The reduction that `check` found for one key."""
+    """The reduction of a key, from the result of `check`."""
     if not isinstance(checked, tuple):
         return checked
     exact = dict(checked)

@@ -1,1 +1,1 @@
-"""What is carried through a program instead of its rows."""
+"""Streams: interval, reduction and buffer, carried through a program."""

@@ -1,6 +1,6 @@
-"""All streams of a program: which keys go into which, and their states.
+"""All streams of a program, and their states.
 
-Keys that are always logged together, and for which the same is asked, share a stream.
+Keys that are always logged together, with the same stages, share a stream.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Update = Callable[[Stream, State, Record], State]
 
 
 class Streams:
-    """The streams of a program; their states are a dict by the same numbers."""
+    """The streams of a program by number; their states have the same numbers."""
 
     def __init__(self, streams: Mapping[int, Stream], selection: Selection) -> None:
         self._streams = streams
@@ -46,13 +46,13 @@ class Streams:
         selection: Selection,
         emits: bool,
     ) -> "Streams":
-        """Streams for the keys that have a plan.
+        """Creates streams for the keys that have a plan.
 
         Args:
             closed: the program.
             types: the types of the rows of all keys.
             plans: the stages by key.
-            selection: which events count.
+            selection: which events are collected.
             emits: as in `Stream`.
         """
         sites: dict[str, set[Event]] = {key: set() for key in plans}
@@ -80,26 +80,27 @@ class Streams:
         return {number: one.initial() for number, one in self._streams.items()}
 
     def check_optional(self, record: Mapping[str, Rows]) -> None:
-        """Raises if these rows must not go past their streams.
+        """Raises if these rows must not bypass their streams.
 
-        The rules of custom functions cannot be surveyed, nor have they a state.
+        In the rules of custom functions, there is no state, and types cannot be
+        inferred.
         """
         for key, rows in record.items():
             if key in self and self._streams[self._of_key[key]].changes_rows:
                 raise UnsupportedPrimitiveError(
                     f"{key!r}, logged at {rows.source}, is in the derivative or "
                     "batching rule of a custom function, where it can be neither "
-                    "counted nor reduced. Leave `interval`, `reduce` and `window` out, "
-                    "or choose other keys by `argnames`."
+                    "counted nor reduced. Leave out `interval`, `reduce` and `window`, "
+                    "or select other keys with `argnames`."
                 )
 
     def only(self, keys: Iterable[str]) -> "Streams":
-        """Those of these keys, by the same numbers."""
+        """The streams of these keys, with the same numbers."""
         numbers = {self._of_key[key] for key in keys if key in self}
         return Streams({n: self._streams[n] for n in numbers}, self._selection)
 
     def part(self, state: StreamStates, eqn: Any) -> StreamStates:
-        """The states of those that events inside an equation go into."""
+        """The states that the events inside an equation need."""
         if not state:
             return state
         chosen = filter(self._selection.takes_event, events_inside(eqn))
@@ -108,7 +109,7 @@ class Streams:
         return {number: one for number, one in state.items() if number in numbers}
 
     def _taking(self, record: Record, state: StreamStates) -> list[int]:
-        """The numbers of those that the rows of one event go into."""
+        """The numbers of the streams that the rows of one event go into."""
         if not state:
             return []
         numbers = dict.fromkeys(self._of_key[key] for key in record if key in self)
@@ -126,11 +127,11 @@ class Streams:
         Args:
             state: the states.
             record: the rows.
-            emit: called with a stream, its rows, its new state, and whether that has
-                complete rows.
+            emit: called with a stream, its rows, its new state, and whether the rows in
+                that state are complete.
 
         Returns:
-            The rows that no stream took, and the new states.
+            The rows that belong to no stream, and the new states.
         """
 
         def update(stream: Stream, one: State, rows: Record) -> State:
@@ -144,7 +145,7 @@ class Streams:
     def update_all(
         self, state: StreamStates, record: Record
     ) -> tuple[Record, StreamStates]:
-        """Puts rows of many events into their streams, one after the other."""
+        """Puts the rows of many events into their streams, in order."""
 
         def update(stream: Stream, one: State, row: Record) -> State:
             return stream.update(one, row)[0]
@@ -175,9 +176,12 @@ class Streams:
 
 
 def _each_lane(update: Update, stream: Stream, state: State, rows: Record) -> State:
-    """Takes an event, which has more lanes than its stream if those join along time."""
+    """Updates a stream by an event; extra lanes are taken one after the other.
+
+    The event has more lanes than the stream where lanes are joined along time.
+    """
     first = next(iter(rows.values()))
-    # on a device of a mesh, the axis of the devices is not there
+    # inside a `shard_map`, rows have no device axis
     lanes = stream.first.lanes - stream.first.devices
     more = first.lanes - lanes
     if more <= 0:

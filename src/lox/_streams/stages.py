@@ -1,8 +1,8 @@
-"""Interval, reduction and buffer: the stages that events pass, one after the other.
+"""Interval, reduction and buffer: the stages that events pass, in this order.
 
-The interval drops events, the reductions fold those that are left into one row per
-window, and the buffer keeps the rows. Each has a state of its own, which loops carry.
-Lanes are not seen here: stages work on one lane, or on lanes that share all counts.
+The interval drops events, the reductions fold the others into one row per window, and
+the buffer keeps the rows. Each stage has its own state, which loops carry. Stages do
+not handle lanes: they work on one lane, or on lanes with the same counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from lox._reduce.protocol import Accumulator
 
 
 class Row(NamedTuple):
-    """The values of some keys, and the step numbers by name; or those of many rows."""
+    """The values of some keys and their steps by name, for one row or for many."""
 
     values: Mapping[str, Any]
     steps: Mapping[str, Any]
@@ -31,11 +31,11 @@ class State(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Lets the events 0, k, 2k, … pass; its state is the number of events.
+    """Passes every k-th event, starting with the first; the state counts the events.
 
     Attributes:
         every: the k.
-        counts: whether events are counted; if not, its state is None.
+        counts: whether events are counted; if not, the state is None.
     """
 
     every: int
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
         return jnp.int32(0) if self.counts else None
 
     def update(self, count: Any, happens: Any) -> tuple[Any, Any, Any]:
-        """The new state; how many events passed before this one; whether it does."""
+        """The new state; how many events passed before this one; whether it passes."""
         if count is None:
             return None, None, happens
         new = count + (1 if happens is None else happens.astype(jnp.int32))
@@ -54,19 +54,20 @@ class Interval(NamedTuple):
         return new, _quotient(count, self.every), happens
 
     def passed(self, count: Any) -> Any:
-        """How many of so many events have passed."""
+        """How many of `count` events have passed."""
         return _quotient(count + (self.every - 1), self.every)
 
 
 class Reduce(NamedTuple):
-    """Folds events into one row per window; its state is the row so far.
+    """Folds events into one row per window; the state is the current row.
 
     Attributes:
-        accumulators: the reductions by key; without any, events pass as they are.
+        accumulators: the reductions by key; without any, events pass unchanged.
         step_types: the types of the steps by name.
-        window: how many events go into a row; None for all.
-        keeps_first: whether a row has the step of its first event, and not the last.
-        finishes: whether rows are wanted after every event.
+        window: the number of events per row; None for all.
+        keeps_first: whether a row has the step of its first event; otherwise, that of
+            its last.
+        finishes: whether `update` returns finished rows.
     """
 
     accumulators: Mapping[str, Accumulator]
@@ -85,7 +86,7 @@ class Reduce(NamedTuple):
     def update(
         self, state: Row, event: Row, number: Any, happens: Any
     ) -> tuple[Row, Row, Any]:
-        """The new state, the row so far, and how many rows came before it."""
+        """The new state, the current row, and how many rows came before it."""
         if not self.accumulators:
             return state, event, number
         before, steps, started = state.values, event.steps, number
@@ -104,7 +105,7 @@ class Reduce(NamedTuple):
         return _choose(happens, new, state), row, _quotient(number, self.window or 1)
 
     def finish(self, state: Row, number: Any) -> Row:
-        """The row of so many events."""
+        """The row of `number` events."""
         return state._replace(
             values={
                 key: one.finish(state.values[key], number)
@@ -113,7 +114,7 @@ class Reduce(NamedTuple):
         )
 
     def rows_of(self, number: Any) -> Any:
-        """How many rows so many events give, the last of which may not be complete."""
+        """How many rows `number` events give, including an incomplete last row."""
         window = self.window or 1
         return _quotient(number + (window - 1), window)
 
@@ -122,11 +123,11 @@ class Buffer(NamedTuple):
     """Keeps rows, which are its state.
 
     Attributes:
-        size: how many; None for a buffer that keeps none.
+        size: the maximum number of rows; None for a buffer that keeps none.
         row_types: the types of a row.
         starts_anew: whether it is emptied when it is full. If not, rows beyond its end
             are dropped.
-        fits: whether it is known that there are none.
+        fits: whether it is known that no rows are dropped.
     """
 
     size: int | None
@@ -155,7 +156,7 @@ class Buffer(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """All of them, in this order."""
+    """All stages, in order."""
 
     interval: Interval
     reduce: Reduce
@@ -165,16 +166,16 @@ class Stages(NamedTuple):
         return State(*(stage.initial() for stage in self))
 
     def update(self, state: State, event: Row, happens: Any) -> tuple[State, Any, Any]:
-        """Takes an event.
+        """Updates the state by an event.
 
         Args:
             state: the state.
             event: its values and steps.
-            happens: whether there is such an event; None if there is.
+            happens: whether the event is logged; None if it always is.
 
         Returns:
-            The new state; how many events passed the interval before this one, if that
-            is counted; whether it passes.
+            The new state; how many events passed the interval before this one, if
+            events are counted; whether this one passes.
         """
         count, number, happens = self.interval.update(state.count, happens)
         folded, row, index = self.reduce.update(state.folded, event, number, happens)
@@ -182,7 +183,7 @@ class Stages(NamedTuple):
         return State(count, folded, kept), number, happens
 
     def update_all(self, rows: Row, number: Any) -> State:
-        """The state after the first rows of another buffer."""
+        """The state after the first `number` rows of another buffer."""
 
         def body(state: State, row: Any) -> tuple[State, None]:
             event, i = row
@@ -197,9 +198,9 @@ class Stages(NamedTuple):
         return jax.lax.scan(body, start, (rows, jnp.arange(length)))[0]
 
     def rows(self, state: State, number: Any) -> tuple[Row, Any]:
-        """The rows of so many events that have passed, and how many of them count.
+        """The rows of `number` events, and how many of them are filled.
 
-        Without a buffer, it is one row without a time axis, and no number.
+        Without a buffer, it is one row without a time axis, and None.
         """
         if self.buffer.size is None:
             return self.reduce.finish(state.folded, number), None
@@ -210,7 +211,7 @@ class Stages(NamedTuple):
 
 
 def same_type(new: Any, old: Any) -> Any:
-    """`new` of the very type of `old`, which a loop's carry must keep."""
+    """Casts `new` to the type of `old`, as the carry of a loop requires."""
     aval = jax.typeof(old)
     if new.dtype != aval.dtype or jax.typeof(new).weak_type:
         new = jax.lax.convert_element_type(new, aval.dtype)
@@ -218,7 +219,7 @@ def same_type(new: Any, old: Any) -> Any:
 
 
 def varying_axes(types: Iterable[Any]) -> frozenset[Any]:
-    """The manual mesh axes over which some arrays of these types differ."""
+    """The manual mesh axes over which arrays of these types vary."""
     return frozenset[Any]().union(*map(array_types.varying_axes, types))
 
 
@@ -247,7 +248,7 @@ def _choose(condition: Any, new: Any, old: Any) -> Any:
 
 
 def _write(rows: Any, x: Any, index: Any, condition: Any) -> Any:
-    """Writes a row, without a copy of the others."""
+    """Writes a row in place, without copying the others."""
     if condition is not None:
         here = jax.lax.dynamic_index_in_dim(rows, index, keepdims=False)
         x = jnp.where(condition, x, here)

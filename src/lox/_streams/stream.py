@@ -1,6 +1,6 @@
-"""A stream: what is carried through a program for keys whose rows are not all kept.
+"""A stream: interval, reduction and buffer for one group of keys.
 
-It has the stages for the events of some keys, and knows of lanes and devices.
+It applies the stages to events with lanes and devices.
 """
 
 import collections
@@ -29,20 +29,21 @@ from .stages import (
     varying_axes,
 )
 
-# A callback in a loop makes XLA run its operations one by one, so that an accumulator
-# takes longer than writing a row. Windows of up to so many bytes are folded at their
-# end.
+# In a loop with a callback, XLA runs operations one by one, so updating an accumulator
+# takes longer than writing a row. Windows of up to this size are buffered, and reduced
+# when they are complete.
 _MAX_UNFOLDED_BYTES = 1 << 20
 
 
 class Plan(NamedTuple):
-    """Which stages the events of a key pass.
+    """The stages that the events of a key pass.
 
     Attributes:
-        interval: every how many events one is taken.
-        step: which event's step a reduced row has; None if there is no reduction.
-        window: how many events go into a reduced row; None for all.
-        size: how many rows the buffer has; None without one.
+        interval: the interval; 1 for every event.
+        step: whose step a reduced row has, that of the "first" or the "last" event;
+            None without a reduction.
+        window: the number of events per reduced row; None for all.
+        size: the size of the buffer; None without one.
     """
 
     interval: int
@@ -52,24 +53,24 @@ class Plan(NamedTuple):
 
 
 class Stream:
-    """The stages of some keys, and what comes out of them.
+    """Interval, reduction and buffer for one group of keys.
 
     Args:
-        rows: the types of the rows of each key.
+        rows: the types of the rows per key.
         plan: the stages.
-        emits: whether rows leave as soon as they are complete, and the buffer is then
-            empty again. If not, rows beyond its end are dropped.
+        emits: whether rows are emitted as soon as they are complete, which empties the
+            buffer. If not, rows beyond the end of the buffer are dropped.
 
     Attributes:
-        rows: the types of one row of each key.
-        first: those of the first key.
-        per_lane: whether every lane has a state of its own, since lanes may have
-            different numbers of events.
-        emits_late: whether nothing is complete before the end.
-        changes_rows: whether what comes out is not simply what goes in.
-        holds: whether events are kept, and not only counted.
-        buffers: whether rows come out several at a time.
-        has_windows: whether a row is that of a window.
+        rows: the types of one row per key.
+        first: the types of the first key.
+        per_lane: whether every lane has its own state, because lanes may have different
+            numbers of events.
+        emits_late: whether rows are complete only at the end of the program.
+        changes_rows: whether rows are dropped or reduced.
+        holds: whether the state holds values, not only counts.
+        buffers: whether multiple rows are emitted at a time.
+        has_windows: whether a row is the reduction of a window.
     """
 
     def __init__(self, rows: Mapping[str, Rows], plan: Plan, emits: bool) -> None:
@@ -84,24 +85,24 @@ class Stream:
         self.holds = plan.step is not None or plan.size is not None
         self.buffers = plan.size is not None
         self.has_windows = plan.window is not None
-        # after how many taken events the rows so far are complete; 0 for the end
+        # the number of passed events after which rows are complete; 0 for the end
         self._period = (plan.window or 1) * (plan.size or 1)
         if not emits or (plan.step and not plan.window):
             self._period = 0
         self.emits_late = not self._period
-        # what the rows of the buffer pass once they are complete
+        # the stages that complete rows of the buffer pass when they are emitted
         self._late = self._late_stages(plan) if emits else None
         if self._late is not None:
             plan = Plan(plan.interval, None, None, self._period)
         self._stages = self._stages_of(plan, emits, known)
 
     def _late_stages(self, plan: Plan) -> Stages | None:
-        """Reductions of windows, if these can wait for the end of the window."""
+        """The reductions of windows, if they can wait until a window is complete."""
         leaves = [leaf for one in self.rows.values() for leaf in one.leaves]
         size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
         if not plan.window or self._period * size > _MAX_UNFOLDED_BYTES:
             return None
-        # they get what a buffer has, which may not be full
+        # their input is a buffer, which may not be full
         late = self._stages_of(plan._replace(interval=1), emits=False, fits=False)
         reductions = late.reduce.accumulators.values()
         return late if all(one.starts_anywhere for one in reductions) else None
@@ -147,14 +148,14 @@ class Stream:
         return Stages(Interval(plan.interval, counts), reduce, buffer)
 
     def _type(self, kind: Any) -> Any:
-        """What a lane has of a type, if it has a state of its own."""
+        """The type of one lane, if every lane has its own state."""
         for _ in range(self.first.lanes if self.per_lane else 0):
             kind = array_types.row_type(kind)
-        # on a device of a mesh, nothing is split any more
+        # inside a `shard_map`, arrays are not sharded
         return array_types.plain_type(kind) if self.first.devices else kind
 
     def tree_of(self, key: str) -> Any:
-        """The structure of the values that come out."""
+        """The structure of the emitted values."""
         accumulators = (self._late or self._stages).reduce.accumulators
         return (accumulators.get(key) or self.rows[key]).tree
 
@@ -171,11 +172,11 @@ class Stream:
         return jax.tree.map(spread, self._stages.initial())
 
     def update(self, state: State, record: Mapping[str, Rows]) -> tuple[State, Any]:
-        """Takes an event.
+        """Updates the state by an event.
 
         Returns:
-            The new state, and whether the rows in it are complete; per lane, if lanes
-            have states of their own.
+            The new state, and whether the rows in it are complete; per lane, if every
+            lane has its own state.
         """
         rows = {key: as_types(key, record[key], self.rows[key]) for key in self.rows}
         first = next(iter(rows.values()))
@@ -208,7 +209,7 @@ class Stream:
     # --- rows ------------------------------------------------------------------------
 
     def _taken(self, state: State) -> Any:
-        """The number of events that the interval let pass."""
+        """The number of events that passed the interval."""
         count = self._events if state.count is None else state.count
         return self._stages.interval.passed(count)
 
@@ -218,7 +219,7 @@ class Stream:
         return remainder(taken, self._period) if self._period else taken
 
     def all_rows(self, state: State) -> tuple[dict[str, Rows], Any]:
-        """All rows; and how many there was no room for, if that may be."""
+        """All rows, and the number of dropped rows, if any may be dropped."""
 
         def finish(state: State) -> Any:
             taken = self._taken(state)
@@ -248,22 +249,23 @@ class Stream:
         return rows, dropped
 
     def left(self, state: State, lanes: int) -> Any:
-        """Whether there are rows that are not complete; per lane, as in `update`."""
+        """Whether there are incomplete rows; per lane, as in `update`."""
         return self._mapped(lambda x: jnp.asarray(self._incomplete(x) > 0), lanes)(
             state
         )
 
     def batch(self, state: State, lanes: int, final: bool) -> tuple[Row, Any]:
-        """The rows that are complete; at the end, those that are not.
+        """The complete rows; at the end of the program, the incomplete ones.
 
         Args:
             state: the state.
-            lanes: how many lane axes there are here; devices have none by themselves.
-            final: whether this is the end.
+            lanes: the number of lane axes here; inside a `shard_map`, without that of
+                the devices.
+            final: whether this is the end of the program.
 
         Returns:
-            The rows, with their lanes in front, and how many of them count; without a
-            buffer, one row and None.
+            The rows, with leading lane axes, and how many of them are filled; without
+            a buffer, one row and None.
         """
 
         def finish(state: State) -> tuple[Row, Any]:
@@ -284,7 +286,7 @@ class Stream:
 
 
 def _one_row(rows: Rows) -> Rows:
-    """The types of one row, of those of all."""
+    """The types of one row, from those of stacked rows."""
     if not rows.stacked:
         return rows
     return dataclasses.replace(rows.arrays(array_types.row_type), stacked=False)

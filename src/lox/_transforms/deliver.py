@@ -158,7 +158,7 @@ class _Tapper(Taker):
             if stream.holds:
                 left = state.streams[name]
                 if stream.per_lane:  # the callback gets unsharded values
-                    left = jax.tree.map(array_types.whole, left)
+                    left = jax.tree.map(array_types.replicated, left)
                 self._deliver_batch(
                     stream,
                     left,

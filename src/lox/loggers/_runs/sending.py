@@ -29,7 +29,7 @@ def send(
         payload: a pytree of arrays.
         make_sink: creates the sink, given the runs and the number of devices that send.
     """
-    sink = make_sink(runs, array_types.in_shard_map())
+    sink = make_sink(runs, array_types.shard_map_devices())
     if is_outermost():
         _send_from_host(runs, payload, sink)
         return
