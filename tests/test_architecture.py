@@ -1,4 +1,4 @@
-"""The tree is the map: what may import what, and what never imports JAX."""
+"""Which packages may import which, and which never import JAX."""
 
 import ast
 import pathlib
@@ -86,7 +86,7 @@ def place(module):
 
 
 def against_the_flow(module, imported):
-    if module == "lox._old_pickles":  # which stands for modules that are gone
+    if module == "lox._old_pickles":  # stands for modules that no longer exist
         return False
     return imported in PATHS and place(imported) > place(module)
 
@@ -108,7 +108,7 @@ def test_import_against_the_order_is_found():
 
 
 def private_of_jax_in(tree):
-    """Mentions of `jax._src`, but for docstrings and comments."""
+    """Mentions of `jax._src`, except in docstrings and comments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             text = ast.unparse(node)

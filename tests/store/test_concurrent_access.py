@@ -25,7 +25,7 @@ def test_threads_write_to_one_run(tmp_path):
 
     in_threads(work, [(i,) for i in range(4)])
     found = lox.load(tmp_path / "run")["x"].tolist()
-    for i in range(4):  # each thread's rows in its order, and none lost
+    for i in range(4):  # the rows of each thread in order, and none lost
         assert [x for x in found if x // 100 == i] == [100 * i + j for j in range(20)]
     assert len(found) == 80
 
@@ -80,7 +80,7 @@ def test_processes_write_to_one_run_while_another_reads(tmp_path):
 
 
 def interrupted_training(directory):
-    # a process that was started in the background would ignore it
+    # background processes ignore it by default
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logger = lox.loggers.SaveLogger(directory)
     state = logger.init(0)

@@ -21,7 +21,7 @@ from tests.store.written_runs import row_writer, scanned, stacked
 
 
 def in_a_namespace(*setup):
-    """What to put before a command so that it may mount; skips if nobody may."""
+    """A command prefix that allows mounting; skips the test if that is impossible."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no `unshare` to mount a small or read-only disk with")
     script = " && ".join([*setup, 'exec "$@"'])
@@ -42,7 +42,7 @@ def in_a_namespace(*setup):
 
 
 def bound_by_permissions():
-    """What to put before a command that even the superuser may not do all in."""
+    """A command prefix that takes the superuser's privileges away."""
     if os.geteuid() != 0:
         return ()
     before = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
@@ -57,12 +57,12 @@ def set_size_limit(size):
 
 
 def wide(i):
-    """Rows that are cut in the middle."""
+    """Rows that a full disk truncates in the middle."""
     return stacked(wide=np.full((2, 500), i, np.float32))
 
 
 def in_turn(i):
-    """Two schemas in turn, so that each row needs a place."""
+    """Alternates two schemas, so that each row needs a place."""
     return lox.logdict({"x": np.int64(i)} | ({"odd": np.int8(1)} if i % 2 else {}))
 
 
@@ -78,7 +78,7 @@ def check_filled(run, count):
 
 
 def fill(run, write, logs, ballast, room):
-    """Writes until there is no room, makes some, and goes on."""
+    """Writes until the disk is full, frees space, and continues."""
     if ballast is None:
         set_size_limit(room)
     else:
@@ -218,7 +218,7 @@ def test_removed_run_starts_again(tmp_path):
         assert lox.load(tmp_path / "run") == {"x": i}
         shutil.rmtree(tmp_path / "run")
     lox.save({"x": 3}, tmp_path / "run")
-    # all but the file by which it is known
+    # all but the file that identifies the run
     shutil.rmtree(tmp_path / "run" / "writer-0000")
     with pytest.raises(lox.StoreError, match="cannot write to .*was removed"):
         lox.save({"x": 4}, tmp_path / "run")
@@ -241,5 +241,5 @@ def test_finish_syncs_files_and_directories(tmp_path, monkeypatch):
     logger.finish(state)
     store = tmp_path / "store"
     for path in (store.parent, store, *store.rglob("*")):
-        if path.suffix != ".json":  # which was waited for when it was written
+        if path.suffix != ".json":  # synced when it was written
             assert path.stat().st_ino in waited, path

@@ -228,7 +228,7 @@ def test_names_in_untrusted_files_are_not_used_as_paths(tmp_path, name):
 
 
 def test_load_reads_only_selected_keys(tmp_path):
-    """Of files that are far larger than memory; they are holes, and so all zeros."""
+    """The files are sparse and far larger than memory."""
     run = create_run(tmp_path / "run", "x")
     writer = Writer(run)
     writer.write(lox.logdict({"small": np.int64(7)}))
@@ -271,7 +271,7 @@ def peak_memory(function):
 def test_places_file_larger_than_its_records_is_refused(tmp_path, size, name):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / name
-    os.truncate(path, size)  # the end is a hole
+    os.truncate(path, size)  # the end is sparse
 
     def load():
         with pytest.raises(lox.StoreError, match=rf"{name} is damaged"):
@@ -282,7 +282,7 @@ def test_places_file_larger_than_its_records_is_refused(tmp_path, size, name):
 
 
 def test_places_file_with_too_many_places_is_bounded_by_its_records(tmp_path):
-    """More places than records, whose checksums are right."""
+    """There are more places than records, with correct checksums."""
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
     with open(path, "ab") as file:
@@ -324,12 +324,12 @@ def test_small_part_of_large_records_is_memory_mapped(tmp_path):
     run = tmp_path / "run"
     lox.save({"small": np.int8(1), "wide": np.zeros(2**12, np.int8)}, run)
     (path,) = run.rglob("*.npy")
-    os.truncate(path, 2**24 * (2**12 + 1))  # holes, of which each row would be a page
+    os.truncate(path, 2**24 * (2**12 + 1))  # sparse; each row would be a page
     found = lox.load(run, "small")["small"]
     assert 2**23 < len(found) <= 2**24 and not found.flags.owndata
 
 
-# what to repeat how often between a beginning and an end
+# a start, a part to repeat, how often, and an end
 BOMBS = {
     "lists": ("[", "[],", 15_000_000, "[]]"),
     "numbers": ("[", "-9,", 10_000_000, "1]"),
