@@ -62,7 +62,7 @@ def test_finish_inside_jit_waits_for_every_lane():
         assert rows(calls) == [2.0**i for i in range(20)]
 
 
-def goes_on_when_the_program_waits(logger):
+def resume_when_the_program_waits(logger):
     def release():
         wait_until(lambda: (queue := logger._runs._queue) and queue._waiting)
         logger.may_go_on.set()
@@ -75,7 +75,7 @@ def test_full_queue_blocks_the_program_and_drops_nothing(monkeypatch):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    goes_on_when_the_program_waits(logger)
+    resume_when_the_program_waits(logger)
     logger.tap(scanned, state, static_argnames="n")(1.0, n=50)
     # there was no room for more than four
     assert logger.calls >= 50 - 5
@@ -88,7 +88,7 @@ def test_queue_is_bounded_in_bytes(monkeypatch):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    goes_on_when_the_program_waits(logger)
+    resume_when_the_program_waits(logger)
     for i in range(9):
         logger.log(state, {"x": np.full(100, i)})
     assert logger.calls >= 9 - 4

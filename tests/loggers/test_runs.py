@@ -217,7 +217,7 @@ def test_saved_run_equals_spooled_logs(method):
     assert lox.runs("store")[0].config == {"lr": 0.1}
 
 
-def logs_now_and_then(x, n):
+def logs_in_many_places(x, n):
     """Logs before a loop and in it, in branches, and twice in a row."""
 
     def branch(factor):
@@ -250,7 +250,7 @@ def test_saved_run_has_axes_of_spooled_logs(options, n, wrap):
     logger = lox.loggers.SaveLogger("store")
     xs = jnp.float32(1.0) if wrap is not jax.vmap else jnp.arange(1.0, 4.0)
     states = wrap(logger.init)(xs.astype(int))
-    f = partial(logs_now_and_then, n=n)
+    f = partial(logs_in_many_places, n=n)
     wrap(lambda state, x: logger.tap(f, state, **options)(x))(states, xs)
     logger.finish(states)
     spooling = {k: v for k, v in options.items() if k != "buffer"}

@@ -177,7 +177,7 @@ def test_csv_table_is_widened_for_new_keys_only(tmp_path):
 # --- several processes, and directories that are removed -------------------
 
 
-def at_once(program, directory, kind):
+def in_two_processes(program, directory, kind):
     """Runs a program in two processes, "a" and "b", of which `meet` waits for both.
 
     Returns the words that each has printed.
@@ -215,7 +215,7 @@ def test_processes_that_write_one_run_lose_no_row(tmp_path, kind):
         logger.log(state, {me: i, **new})
     logger.finish(state)
     """
-    at_once(program, tmp_path, kind)
+    in_two_processes(program, tmp_path, kind)
     frame = read(tmp_path, kind)
     for me in "ab":
         assert frame[me].dropna().tolist() == list(range(3000))
@@ -238,7 +238,7 @@ def test_one_of_two_processes_that_create_run_at_once_is_refused(tmp_path, kind)
             logger.log(state, {"i": i})
             print(i)
     """
-    begun = dict(zip("ab", at_once(program, tmp_path, kind), strict=True))
+    begun = dict(zip("ab", in_two_processes(program, tmp_path, kind), strict=True))
     assert sorted(map(int, begun["a"] + begun["b"])) == list(range(300))
     for who, numbers in begun.items():
         for i in numbers:

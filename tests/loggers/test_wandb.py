@@ -527,10 +527,10 @@ def test_example_of_documentation_works():
 
 def python(program, **environment):
     """Runs a program without a W&B account."""
-    return programs.run(program, env={**nobody(), **environment})
+    return programs.run(program, env={**without_account(), **environment})
 
 
-def nobody():
+def without_account():
     names = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL")
     inherited = {k: v for k, v in os.environ.items() if k not in names}
     return {**inherited, "HOME": os.getcwd(), "NETRC": os.path.join(os.getcwd(), "n")}
@@ -595,7 +595,7 @@ def test_logger_never_prompts_for_api_key():
     pty = pytest.importorskip("pty")
     # W&B prompts only if stdin and stderr are terminals
     leader, follower = pty.openpty()
-    environment = {**nobody(), "TERM": "xterm"}
+    environment = {**without_account(), "TERM": "xterm"}
     run = programs.run(NO_KEY, env=environment, stdin=follower, stderr=follower)
     said = os.read(leader, 100_000).decode()
     os.close(follower)

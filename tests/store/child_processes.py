@@ -34,7 +34,7 @@ def fork(work):
         os._exit(code)
 
 
-def last_told(pipe):
+def last_reported(pipe):
     told = b""
     while more := os.read(pipe, 1 << 16):
         told += more

@@ -13,7 +13,7 @@ import lox.loggers
 from lox._store.creating import create_run
 from lox._store.writer import Writer
 from tests import programs
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import call_of, columns_of
 from tests.waiting import in_threads, wait_until
 
@@ -72,7 +72,7 @@ def write_together(directory):
             scale = {"x": 10, "y": 5, "buffer": 10, "tree": 10, "large": 1}[name]
             mine = [row for row in found[name] if row // (scale * 10_000) == child]
             assert mine == rows, (child, name)
-    print(last_told(processes[2][1]))
+    print(last_reported(processes[2][1]))
 
 
 def test_processes_write_to_one_run_while_another_reads(tmp_path):

@@ -25,7 +25,7 @@ from tests.store.written_runs import (
 )
 
 
-def assert_right_or_explained(run, path, expected):
+def assert_intact_or_reported(run, path, expected):
     """Asserts that `load` returns what was written or raises an error with the file."""
     try:
         found = plain(lox.load(run))
@@ -335,13 +335,13 @@ def test_flipped_bytes_are_detected(tmp_path, name):
         damaged = bytearray(whole)
         damaged[position] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
-        assert_right_or_explained(run, path, expected)
+        assert_intact_or_reported(run, path, expected)
     for _ in range(100):
         damaged = np.frombuffer(whole, np.uint8).copy()
         where = rng.integers(0, len(whole), rng.integers(2, 20))
         damaged[where] = rng.integers(0, 256, len(where))
         path.write_bytes(damaged.tobytes())
-        assert_right_or_explained(run, path, expected)
+        assert_intact_or_reported(run, path, expected)
     path.write_bytes(whole)
     assert plain(lox.load(run)) == expected
 
@@ -358,7 +358,7 @@ def test_truncated_files_are_detected(tmp_path, name):
             lox.load(run)
         assert str(path) in str(raised.value)
     path.write_bytes(whole + b"\0" * 7)
-    assert_right_or_explained(run, path, expected)
+    assert_intact_or_reported(run, path, expected)
     path.unlink()
     if name == "0000.json":
         with pytest.warns(lox.LoxWarning, match="0000.json is missing.* 3 records"):

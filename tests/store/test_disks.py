@@ -20,7 +20,7 @@ from tests.store.child_processes import in_a_process
 from tests.store.written_runs import row_writer, scanned, stacked
 
 
-def in_a_namespace(*setup):
+def in_mount_namespace(*setup):
     """A command prefix that allows mounting; skips the test if that is impossible."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no `unshare` to mount a small or read-only disk with")
@@ -41,7 +41,7 @@ def in_a_namespace(*setup):
     return before
 
 
-def bound_by_permissions():
+def without_superuser_privileges():
     """A command prefix that takes the superuser's privileges away."""
     if os.geteuid() != 0:
         return ()
@@ -61,7 +61,7 @@ def wide(i):
     return stacked(wide=np.full((2, 500), i, np.float32))
 
 
-def in_turn(i):
+def alternating(i):
     """Alternates two schemas, so that each row needs a place."""
     return lox.logdict({"x": np.int64(i)} | ({"odd": np.int8(1)} if i % 2 else {}))
 
@@ -109,7 +109,7 @@ def fill_the_disk(directory, way):
     directory = pathlib.Path(directory)
     ballast = None if way == "limit" else directory / "ballast"
     for room in (50, 150, 401, 3_001, 20_011, 100_003):
-        for logs in (wide, in_turn):
+        for logs in (wide, alternating):
             run = directory / f"{logs.__name__}-saved"
             lox.save({"begun": 1}, run)
             error = fill(run, lambda x, run=run: lox.save(x, run), logs, ballast, room)
@@ -131,7 +131,7 @@ def test_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path, way):
     disk.mkdir()
     before = ()
     if way == "small disk":
-        before = in_a_namespace(f"mount -t tmpfs -o size=400k none '{disk}'")
+        before = in_mount_namespace(f"mount -t tmpfs -o size=400k none '{disk}'")
     assert in_a_process(fill_the_disk, disk, way, before=before) == "done\n"
 
 
@@ -182,12 +182,12 @@ def test_read_only_store_raises_error_with_remedy(tmp_path, way):
     store, before = tmp_path / "store", ()
     lox.save({"x": 1}, store, key=0)
     if way == "mount":
-        before = in_a_namespace(
+        before = in_mount_namespace(
             f"mount --bind '{store}' '{store}'",
             f"mount -o remount,bind,ro '{store}'",
         )
     else:
-        before = bound_by_permissions()
+        before = without_superuser_privileges()
         for path in (store, *store.iterdir()):
             path.chmod(0o500)
     try:

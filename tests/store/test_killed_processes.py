@@ -15,7 +15,7 @@ import lox.loggers
 from lox._store import format as store_format
 from lox._store.creating import create_run
 from lox._store.writer import Writer
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import (
     SEED,
     call_of,
@@ -51,7 +51,7 @@ def kill_at_random_moments(directory, kills, seed):
             pass
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        acknowledged[child] = len(told) // 4 + last_told(pipe)
+        acknowledged[child] = len(told) // 4 + last_reported(pipe)
         try:
             logs = lox.load(path)
         except lox.StoreError:  # before there was a run
@@ -85,7 +85,7 @@ def killed_at_operation(number, work):
         work(tell)
 
     process, pipe = fork(counted)
-    told = last_told(pipe)
+    told = last_reported(pipe)
     _, status = os.waitpid(process, 0)
     if os.WIFEXITED(status):
         assert os.WEXITSTATUS(status) == 0

@@ -19,7 +19,7 @@ import lox.loggers
 from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
 from tests import programs
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import scanned
 from tests.waiting import in_threads
 
@@ -248,7 +248,7 @@ def overwrite_all_at_once(directory, rounds, count):
         for _ in children:
             assert os.read(ready[0], 1) == b"."
         os.close(write[1])
-        told = [last_told(pipe) for _, pipe in children]
+        told = [last_reported(pipe) for _, pipe in children]
         for child, _ in children:
             assert os.waitpid(child, 0)[1] == 0
         for pipe in (begin[0], write[0], *ready):

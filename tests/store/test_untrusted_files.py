@@ -18,18 +18,18 @@ from lox._store.writer import Writer
 from tests.store.written_runs import (
     _ragged,
     changed,
-    evil,
     finished_run,
     plain,
     two_segments,
     with_checksum,
+    with_field,
 )
 
 DEEP = "[" * 100_000 + "]" * 100_000
 COLUMN = "keys.0.columns.0"
-EVIL = [
+INVALID_SCHEMAS = [
     *(
-        evil(f"{COLUMN}.0", dtype)
+        with_field(f"{COLUMN}.0", dtype)
         for dtype in (
             "object",
             "O",
@@ -51,7 +51,7 @@ EVIL = [
         )
     ),
     *(
-        evil(f"{COLUMN}.1", shape)
+        with_field(f"{COLUMN}.1", shape)
         for shape in (
             [10**18],
             [10**6] * 3,
@@ -69,9 +69,12 @@ EVIL = [
             None,
         )
     ),
-    *(evil(f"{COLUMN}.2", impl) for impl in ("nonsense", "threefry2x32", 3, ["rbg"])),
     *(
-        evil("keys.0.tree", tree)
+        with_field(f"{COLUMN}.2", impl)
+        for impl in ("nonsense", "threefry2x32", 3, ["rbg"])
+    ),
+    *(
+        with_field("keys.0.tree", tree)
         for tree in (
             "",
             "1",
@@ -94,24 +97,24 @@ EVIL = [
         )
     ),
     *(
-        evil(f"keys.0.{name}", value)
+        with_field(f"keys.0.{name}", value)
         for name in ("lanes", "outer")
         for value in (1, -1, 10**30, 0.5, float("nan"), "0", None)
     ),
-    evil("keys.0.name", None),
-    evil("keys.0.columns", []),
-    evil("keys", None),
-    evil("keys", {"a": 1}),
-    evil("keys", [[]]),
-    evil("keys", DEEP[:400]),
-    evil("steps", None),
-    evil("steps", [["s", ["float64", [], "rbg"]]]),
-    evil("steps", [[1, 2, 3]]),
-    evil("mask", 3),
+    with_field("keys.0.name", None),
+    with_field("keys.0.columns", []),
+    with_field("keys", None),
+    with_field("keys", {"a": 1}),
+    with_field("keys", [[]]),
+    with_field("keys", DEEP[:400]),
+    with_field("steps", None),
+    with_field("steps", [["s", ["float64", [], "rbg"]]]),
+    with_field("steps", [[1, 2, 3]]),
+    with_field("mask", 3),
 ]
 
 
-@pytest.mark.parametrize("change", EVIL)
+@pytest.mark.parametrize("change", INVALID_SCHEMAS)
 def test_invalid_schema_is_refused(tmp_path, change):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
     changed(tmp_path / "run", change)

@@ -183,7 +183,7 @@ def changed(run, change):
     store_format.write_json(path, content)
 
 
-def evil(name, value):
+def with_field(name, value):
     def change(schema):
         *path, last = name.split(".")
         for part in path:
