@@ -7,10 +7,10 @@ import os
 from importlib import metadata
 
 _FLAGS = [os.environ.get("XLA_FLAGS", "")]
-# Most of the time of the tests is that of XLA's compiler. Up to JAX 0.10 it has two
-# code generators: the older one, on one thread, fuses a little less and takes a third
-# of the time for programs as small as these. The other one, which is the only one
-# later, is tested with `XLA_FLAGS=--xla_cpu_use_fusion_emitters=true`.
+# XLA's compiler takes most of the time of the tests. Up to JAX 0.10 it has two code
+# generators: the older one, on one thread, fuses a little less and takes a third of the
+# time for small programs. The newer one, the only one since JAX 0.11, can be tested
+# with `XLA_FLAGS=--xla_cpu_use_fusion_emitters=true`.
 if (
     tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
     and "--xla_cpu_use_fusion_emitters" not in _FLAGS[0]
@@ -28,11 +28,11 @@ import pytest
 
 import lox
 
-collect_ignore = ["tests/typing_of_the_api.py"]  # for the type checker alone
+collect_ignore = ["tests/typing_of_the_api.py"]  # only for the type checker
 
 
 def pytest_collection_finish(session):
-    # what was imported stays: no collection of garbage has to look at it again
+    # imported modules are never freed, so garbage collections need not traverse them
     gc.collect()
     gc.freeze()
 
@@ -41,23 +41,23 @@ def _resident_bytes():
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:  # there is no such file on other systems
+    except OSError:  # only Linux has this file
         return 0
 
 
-_most_bytes = 1 << 30
+_max_bytes = 1 << 30
 
 
 @pytest.fixture(autouse=True)
-def compiled_programs_do_not_fill_the_memory():
-    global _most_bytes
+def limit_memory_of_compiled_programs():
+    global _max_bytes
     yield
-    if _resident_bytes() > _most_bytes:
+    if _resident_bytes() > _max_bytes:
         jax.clear_caches()
         gc.collect()
-        with contextlib.suppress(AttributeError):  # only glibc keeps so much
+        with contextlib.suppress(AttributeError):  # only glibc has it
             ctypes.CDLL(None).malloc_trim(0)
-        _most_bytes = max(1 << 30, _resident_bytes() + (1 << 29))
+        _max_bytes = max(1 << 30, _resident_bytes() + (1 << 29))
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,8 @@ def doctest_names(doctest_namespace):
 
 
 @pytest.fixture(autouse=True)
-def consoles_of_documentation_show_the_end_alone(request, monkeypatch):
-    """And not what was there after a second, which depends on the machine."""
+def console_in_documentation_shows_only_the_end(request, monkeypatch):
+    """What it shows in between depends on the speed of the machine."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.setattr(
             "lox.loggers._console.logger._Timer._run", lambda timer: None

@@ -80,11 +80,11 @@ def generate(seed: int, loose: bool = False) -> Program:
     return tuple(statement(3) for _ in range(rng.randint(2, 4)))
 
 
-# --- operations --------------------------------------------------------------
+# --- operations ------------------------------------------------------------
 
 
 class Plain:
-    """Python alone."""
+    """Plain Python."""
 
     def __init__(self):
         self.events = []
@@ -166,7 +166,7 @@ class Jax:
 
 
 def run(program: Program, x: Any, ops: Any) -> Any:
-    # derivative rules cannot close over values, so everything is passed along
+    # derivative rules cannot close over values, so all values are arguments
     def index_of(x: Any, count: int) -> Any:
         if isinstance(ops, Plain):
             return int(np.floor(abs(float(x)) * 3)) % count
@@ -238,7 +238,7 @@ def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str,
     return plain.events
 
 
-# --- comparing ---------------------------------------------------------------
+# --- comparing -------------------------------------------------------------
 
 
 def by_key(events: Any) -> dict[str, list[Any]]:
@@ -250,7 +250,7 @@ def by_key(events: Any) -> dict[str, list[Any]]:
 
 
 def assert_spooled(logs: Any, events: Any) -> None:
-    """Spooled logs are the events' values, stacked by key."""
+    """Asserts that spooled logs are the values of the events, stacked by key."""
     rows = by_key(events)
     steps = by_key([(dict.fromkeys(data, s), None) for data, s in events])
     some = {key for key in logs if _length(logs, key)}
@@ -289,7 +289,7 @@ def compare(wanted: Any, found: Any) -> None:
 
 
 def assert_tapped(calls: list[Any], events: Any) -> None:
-    """A callback got the events, one by one, in order."""
+    """Asserts that a callback got the events one by one, in order."""
     assert [set(logs) for logs in calls] == [set(data) for data, _ in events]
     for logs, (data, steps) in zip(calls, events, strict=True):
         compare(data, dict(logs))

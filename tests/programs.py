@@ -1,6 +1,6 @@
-"""Python programs that run in processes of their own.
+"""Python programs in separate processes.
 
-Most of the time of a short program is the import of JAX. So the first program starts a
+A short program spends most of its time importing JAX. So the first program starts a
 server, a process that imports JAX and lox and initializes nothing: it has one thread,
 and every program is a fork of it, with its own arguments, environment, directory and
 files. `without_lox=True` forks a server that has imported JAX alone, and `fresh=True`
@@ -30,14 +30,14 @@ from typing import Any
 from .waiting import HANG, in_threads
 
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
-# elsewhere, system libraries may have threads of their own
+# on other systems, system libraries may start threads
 _CAN_FORK = sys.platform == "linux"
 _ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
 _LENGTH, _STATUS = struct.Struct("<Q"), struct.Struct("<i")
 
 
 def run(program: str, *arguments: object, **options: Any) -> Any:
-    """Runs a program to its end; takes what `start` takes."""
+    """Runs a program to its end; takes the arguments of `start`."""
     with start(program, *arguments, **options) as process:
         stdout, stderr = process.communicate()
     return subprocess.CompletedProcess(program, process.returncode, stdout, stderr)
@@ -195,9 +195,9 @@ class _Forked:
         self.returncode = os.waitstatus_to_exitcode(status)
 
 
-# --- the server --------------------------------------------------------------
+# --- the server ------------------------------------------------------------
 
-# what it has imported
+# what a server imports
 _MODULES = ("jax.numpy", "lox._runtime", "lox.loggers", "pytest")
 _asking = threading.Lock()
 
@@ -209,7 +209,7 @@ def _server(modules: tuple[str, ...]) -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
             cwd=_ROOT,
-            # one thread of OpenBLAS's is none beside the main one
+            # with one thread, OpenBLAS uses the main one
             env={
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
@@ -220,7 +220,7 @@ def _server(modules: tuple[str, ...]) -> socket.socket:
             pass_fds=[theirs.fileno()],
         )
     atexit.register(process.wait, HANG)
-    atexit.register(ours.close)  # by which it ends
+    atexit.register(ours.close)  # which ends the server
     return ours
 
 
@@ -245,7 +245,7 @@ def _serve(server: socket.socket) -> Any:
         text = b""
         while len(text) < _LENGTH.unpack(header)[0]:
             text += server.recv(1 << 16)
-        # A process in between waits for the program and tells how it has ended.
+        # An intermediate process waits for the program and reports its exit status.
         if process := os.fork():
             waiting.add(process)
             for descriptor in descriptors:
@@ -270,7 +270,7 @@ def _become(request: Any, descriptors: list[int]) -> tuple[Any, dict[str, Any]]:
     if request["new_session"]:
         os.setsid()
     numbers = [0, 1, 2, *request["pass_fds"]]
-    # out of the way first, should one have the number that another is to have
+    # first moved above all of them, because one may have the number of another
     above = [_duplicate_above(fd, max(numbers)) for fd in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
@@ -302,7 +302,7 @@ if __name__ == "__main__":
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "an import starts threads: programs must be `fresh`"
-    # what is there for good: no collection, not even the last, copies its pages
+    # garbage collections of the forks then do not copy these pages
     gc.collect()
     gc.freeze()
     found = _serve(socket.socket(fileno=int(sys.argv[1])))

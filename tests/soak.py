@@ -1,6 +1,6 @@
 """The oracles on many random programs: `python -m tests.soak COUNT [FIRST_SEED]`.
 
-What fails is printed with its seed, and fails again under
+A failure is printed with its seed, and can be repeated with
 `python -m tests.soak 1 SEED`.
 """
 
@@ -31,7 +31,7 @@ def main(count: int, first: int) -> int:
     start = time.perf_counter()
     for seed in range(first, first + count):
         for name, loose, check in CHECKS:
-            lox.set_default("silent")  # untransformed programs would print
+            lox.set_default("silent")  # otherwise untransformed programs print
             try:
                 check(seed)
             except Exception:
@@ -42,7 +42,7 @@ def main(count: int, first: int) -> int:
                 traceback.print_exc(limit=-6)
         done = seed - first + 1
         if done % 50 == 0:
-            jax.clear_caches()  # a thousand compiled programs fill the memory
+            jax.clear_caches()  # otherwise compiled programs fill the memory
             rate = done * len(CHECKS) / (time.perf_counter() - start)
             print(f"{done * len(CHECKS)} programs, {failed} failed, {rate:.1f}/s")
     print(f"{len(CHECKS) * count} programs from seed {first} on: {failed} failed")

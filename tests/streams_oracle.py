@@ -1,4 +1,4 @@
-"""What a stream must give: NumPy, on the events of a plain Python run."""
+"""The expected output of a stream, by NumPy, from the events of a plain Python run."""
 
 import dataclasses
 import random
@@ -35,7 +35,7 @@ def options(seed: int) -> Options:
 
 
 def rows_of(events: Any, options: Options) -> dict[str, tuple[list[Any], list[Any]]]:
-    """For each key, the values that come out, and the steps that they have."""
+    """The expected values and steps of each key."""
     values = oracle.by_key(events)
     steps = oracle.by_key([(dict.fromkeys(data, s), None) for data, s in events])
     return {key: _stream(values[key], steps[key], options) for key in values}

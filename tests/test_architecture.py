@@ -1,4 +1,4 @@
-"""The tree is the map: what may import what, and what never imports JAX."""
+"""Which packages may import which, and which never import JAX."""
 
 import ast
 import pathlib
@@ -85,8 +85,8 @@ def place(module):
     return -1
 
 
-def against_the_flow(module, imported):
-    if module == "lox._old_pickles":  # which stands for modules that are gone
+def violates_order(module, imported):
+    if module == "lox._old_pickles":  # stands for modules that no longer exist
         return False
     return imported in PATHS and place(imported) > place(module)
 
@@ -96,19 +96,19 @@ def test_imports_follow_the_order_of_packages(module):
     wrong = [
         f"line {line}: {imported}"
         for imported, line in imports(PATHS[module], module)
-        if against_the_flow(module, imported)
+        if violates_order(module, imported)
     ]
     assert not wrong
 
 
 def test_import_against_the_order_is_found():
-    assert against_the_flow("lox._events.event", "lox._transforms.spool")
-    assert not against_the_flow("lox._transforms.spool", "lox._events.event")
+    assert violates_order("lox._events.event", "lox._transforms.spool")
+    assert not violates_order("lox._transforms.spool", "lox._events.event")
     assert {place(module) for module in PATHS} == {-1, *range(len(FLOW))}
 
 
-def private_of_jax_in(tree):
-    """Mentions of `jax._src`, but for docstrings and comments."""
+def private_jax_names_in(tree):
+    """Mentions of `jax._src`, except in docstrings and comments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             text = ast.unparse(node)
@@ -125,7 +125,7 @@ def private_of_jax_in(tree):
 def test_private_jax_names_are_used_in_one_module_only():
     for module, path in PATHS.items():
         if module != "lox._jax.compat":
-            assert not list(private_of_jax_in(ast.parse(path.read_text()))), path
+            assert not list(private_jax_names_in(ast.parse(path.read_text()))), path
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_private_jax_names_are_used_in_one_module_only():
     ],
 )
 def test_private_jax_name_in_other_module_is_found(code):
-    assert list(private_of_jax_in(ast.parse(code)))
+    assert list(private_jax_names_in(ast.parse(code)))
 
 
 # JAX's tables of rules, by primitive

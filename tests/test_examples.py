@@ -1,4 +1,4 @@
-"""The examples of the documents that lox started from, their typos mended."""
+"""The examples of the first drafts of the documentation, with typos corrected."""
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +165,7 @@ def test_example_of_loggers(tmp_path, monkeypatch, capsys):
     logger.spool(quick_start, logger_state)(xs)
     assert lox.load("./.lox/") == expected
 
-    # with the same key this is the same run, so that it says what to do with it
+    # the same key is the same run, so `exists` says what to do with it
     console_logger = lox.loggers.ConsoleLogger()
     save_logger = lox.loggers.SaveLogger("./.lox/", exists="resume")
     multi_logger = lox.loggers.MultiLogger(console_logger, save_logger)

@@ -1,4 +1,4 @@
-"""Programs that are forks of one process are like those that start Python."""
+"""Programs that are forked behave like programs that start Python."""
 
 import os
 import signal

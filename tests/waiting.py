@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# seconds after which a test fails that waits for what never happens: no test passes,
-# nor fails on a slow machine, because of them
+# Seconds after which a test that waits for something that never happens fails. It is
+# long enough for any machine, so no result depends on it.
 HANG = 300.0
 
 
 def wait_until(condition: Callable[[], T]) -> T:
-    """Waits for something that no event tells of; returns what `condition` returned."""
+    """Waits until `condition()` is true, if no event signals it; returns its value."""
     end = time.monotonic() + HANG
     while not (found := condition()):
         assert time.monotonic() < end, f"it has not happened within {HANG:g} s"

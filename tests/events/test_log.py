@@ -1,4 +1,4 @@
-"""`lox.log`: what it takes, what it prints, and what it refuses."""
+"""`lox.log`: what it accepts, prints and refuses."""
 
 import os
 
@@ -153,7 +153,7 @@ def test_default_handler_raises_its_own_error():
     jax.effects_barrier()
 
 
-# --- bad input: each names the line, what is wrong and the remedy ------------
+# --- errors name the line, the mistake and the remedy ----------------------
 
 HERE = r"test_log\.py:\d+"
 

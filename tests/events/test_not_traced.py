@@ -1,4 +1,4 @@
-"""Events that are reached outside of the trace: taken nevertheless, or reported."""
+"""Events outside the traced program are collected or reported."""
 
 import functools
 import warnings
@@ -79,7 +79,7 @@ def test_event_in_host_function_is_reported_once_per_line():
     with warnings.catch_warnings(action="default", record=True) as caught:
         for _ in range(3):
             f(1.0)
-    assert len(caught) <= 1  # none if another test was first
+    assert len(caught) <= 1  # no warning if another test has caused it already
 
 
 def test_host_function_outside_transformations_logs_as_usual(capsys):
@@ -94,12 +94,12 @@ def test_host_function_outside_transformations_logs_as_usual(capsys):
     lox.spool(lambda x: x)(3.0)
     with pytest.warns(lox.LoxWarning):
         lox.spool(f)(4.0)
-    own(5.0)  # by nobody's callback
+    own(5.0)  # no callback got them
     expected = "".join(f"{{'host': {i}.0}}\n" for i in (1, 2, 4, 5))
     assert capsys.readouterr().out == expected
 
 
-# --- compile-time evaluation -------------------------------------------------
+# --- compile-time evaluation -----------------------------------------------
 
 
 def at_compile_time(x):
@@ -133,7 +133,7 @@ def logs_of(fun, x):
 def test_event_under_compile_time_eval_is_collected(fun, capsys):
     expected = logs_of(fun, 1.0)
     count = len(expected)
-    for _ in range(2):  # and not only while it is traced
+    for _ in range(2):  # also when it is not traced again
         calls = []
         lox.tap(fun, calls.append)(1.0)
         assert calls == expected

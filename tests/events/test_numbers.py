@@ -1,4 +1,4 @@
-"""No log wraps, rounds or narrows a number: it keeps the value, or it is refused."""
+"""Logged numbers are never wrapped, rounded or narrowed: they are kept or refused."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def appended(fun, *args):
     return logify.logify(fun)(*args)[1].asdict()["n"]["append"].tolist()
 
 
-# every way to a value that joins rows
+# every transformation that joins rows
 WAYS = {
     "spool": spooled,
     "jit": lambda f, x: jax.jit(lox.spool(f))(x)[1]["n"].tolist(),
@@ -149,7 +149,7 @@ def test_number_that_does_not_fit_dtype_of_other_row_is_kept_or_refused(
 def test_python_number_adopts_dtype_that_holds_it(way, first, dtype, nest):
     f = nest(first, lambda: dtype(1))
     values = WAYS[way](f, jnp.float32(1))
-    # a plain tap delivers each event as it is
+    # a plain tap delivers each event unchanged
     wanted = [first, 1] if way == "tap" else [jnp.asarray(first, dtype).item(), 1]
     assert np.allclose(values, wanted, rtol=1e-6)
 
@@ -222,7 +222,7 @@ def test_numbers_of_many_lines_are_checked_against_dtype_of_later_row():
         lox.spool(f)(1.0)
 
 
-# --- steps -------------------------------------------------------------------
+# --- steps -----------------------------------------------------------------
 
 
 def with_steps(*steps):
@@ -278,7 +278,7 @@ def test_steps_without_common_dtype_are_refused(steps):
     assert [call.step["n"].item() for call in calls] == wanted
 
 
-# --- numbers of the host -----------------------------------------------------
+# --- host numbers ----------------------------------------------------------
 
 
 def test_host_number_is_printed_exactly(capsys):
@@ -349,7 +349,7 @@ def test_joined_logdicts_keep_python_numbers():
         lox.logdict({"n": 300}) + lox.logdict({"n": jnp.int8(1)})
 
 
-# --- the lattice -------------------------------------------------------------
+# --- exact casts -----------------------------------------------------------
 
 _SMALL = [
     jnp.bool_,

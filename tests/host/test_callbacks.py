@@ -55,7 +55,7 @@ def test_callback_error_is_raised_only_by_its_call_or_a_barrier():
 
     def program(x):
         y = lox.tap(f, bad)(x)
-        lox.log({"y": y})  # which comes after the error
+        lox.log({"y": y})  # comes after the error
         return y
 
     failed = threading.Event()

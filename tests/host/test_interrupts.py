@@ -21,7 +21,7 @@ ENDLESS = 2**31 - 1
 
 @pytest.fixture
 def handlers():
-    """Handlers of signals that raise, whatever the tests were started by."""
+    """Sets signal handlers that raise, however the tests were started."""
     old = {}
     for signum, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -43,7 +43,7 @@ def count_up(x, steps=ENDLESS):
 
 
 def pending():
-    """A zero that is there later: what needs it runs in a thread of XLA's."""
+    """A zero that is computed later: programs that use it run on XLA's threads."""
     return later(jnp.ones((400, 400)))
 
 
@@ -65,7 +65,7 @@ def raise_(error):
 
 
 class InterruptedCallback:
-    """Keeps rows, and is interrupted amidst the hundredth."""
+    """Keeps rows, and is interrupted in the hundredth call."""
 
     def __init__(self, kind):
         self.interrupt, self.error = INTERRUPTS[kind]
@@ -95,7 +95,7 @@ def test_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
     callback.rows.clear()
     signalled, error, waits = kind.startswith("SIG"), callback.error, False
     if jitted and argument is pending and not signalled:
-        # the callback may run where nobody can raise what it raises
+        # the callback may run on a thread where its exception cannot be raised
         error = (error, jax.errors.JaxRuntimeError)
     with pytest.raises(error) as raised:
         jax.block_until_ready(tapped(argument(), ENDLESS))
@@ -106,7 +106,7 @@ def test_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
     expected = {"SIGTERM": (3,), "exit": (4,), "raise": ("by hand",), "SIGINT": ()}
     assert raised.value.args == expected[kind]
     if jitted and signalled and not callback.inline:
-        # the program goes on, and so does its logging
+        # the program continues, and so does its logging
         callback.stop = waits = True
     # the event that it came with is delivered, if the callback did not end it itself
     assert len(callback.rows) >= (101 if signalled else 100)
@@ -198,7 +198,7 @@ def test_second_signal_does_not_wait_for_callback(handlers):
 
 
 def test_program_on_several_devices_continues_to_log_after_interrupt(handlers):
-    """One that fails would leave the others waiting for it."""
+    """A device that fails would leave the others waiting."""
     mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = []
 

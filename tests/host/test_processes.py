@@ -1,4 +1,4 @@
-"""Forks, signals, threads, and limits of the system: no row is lost by them."""
+"""Forks, signals, threads and system limits lose no row."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ def in_an_empty_directory(tmp_path, monkeypatch):
 
 
 def python(program, *arguments):
-    """Runs a program, which must not fail."""
+    """Runs a program that must succeed."""
     done = programs.run(program, *arguments)
     assert done.returncode == 0, done.stderr
     return done
 
 
-# --- forks -------------------------------------------------------------------
+# --- forks -----------------------------------------------------------------
 
 only_with_fork = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="there are no forks on this system"
@@ -84,7 +84,7 @@ def test_process_can_be_forked_while_threads_write():
     assert len(lox.runs("children")) == 20
 
 
-# --- signals -----------------------------------------------------------------
+# --- signals ---------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no such signals")
@@ -207,7 +207,7 @@ def test_interrupted_program_keeps_all_logged_rows(kind, mode, signum):
         assert one["c"].tolist() == one.step["c"].tolist() == list(range(rows))
 
 
-# --- threads -----------------------------------------------------------------
+# --- threads ---------------------------------------------------------------
 
 
 def test_thread_that_outlives_main_thread_can_log():
@@ -257,7 +257,7 @@ def test_thread_that_outlives_main_thread_can_log():
     assert found == [[*range(20)], [*range(20, 30)], [*range(30, 40)]]
 
 
-# --- limits ------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
@@ -303,7 +303,7 @@ def test_file_closed_and_removed_meanwhile_is_reported(monkeypatch):
     logger = lox.loggers.SaveLogger("store")
     first, second = logger.init(1), logger.init(2)
     logger.log(first, {"x": 1})
-    logger.log(second, {"x": 2})  # for which those of the first are closed
+    logger.log(second, {"x": 2})  # files of the first logger are closed for these
     os.rename("store/00000000-00000001/writer-0000/0000.npy", "elsewhere")
     with pytest.warns(lox.LoxWarning, match="No such file"):
         logger.log(first, {"x": 3})

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import lox
 from tests.interpreter.programs_that_log import logged, rows, spooled, tapped
 
-# --- jit ---------------------------------------------------------------------
+# --- jit --------------------------------------------------------------------
 
 
 def test_nested_jits_log_in_program_order():
@@ -21,7 +21,7 @@ def test_nested_jits_log_in_program_order():
 
 
 def innermost_jit(jaxpr):
-    """Newer versions of JAX do not inline the jit that lox itself puts around."""
+    """Newer versions of JAX do not inline the `jit` that lox adds."""
     (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "jit"]
     inner = eqn.params["jaxpr"]
     if any(e.primitive.name == "jit" for e in inner.eqns):
@@ -74,7 +74,7 @@ def test_jitted_function_called_twice_is_lowered_once():
     assert g(1.0)[1]["x"].shape == (3,)
 
 
-# --- loops -------------------------------------------------------------------
+# --- loops -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
@@ -163,7 +163,7 @@ def test_unbounded_loop_without_logs_does_not_prevent_spooling():
     assert spooled(f, 1)["x"] == 1
 
 
-# --- branches ----------------------------------------------------------------
+# --- branches --------------------------------------------------------------
 
 
 def test_branches_with_same_keys_need_no_mask():
@@ -220,7 +220,7 @@ def test_platform_dependent_logs_branch_of_this_platform():
     assert [list(c) for c in tapped(f, 1.0)] == [["cpu"]]
 
 
-# --- maps --------------------------------------------------------------------
+# --- maps ------------------------------------------------------------------
 
 
 def test_lax_map_logs_each_element():

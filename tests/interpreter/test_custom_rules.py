@@ -1,4 +1,4 @@
-"""Derivative rules: what they recompute is no event, what they alone log is one."""
+"""Derivative rules: their own events are logged, and recomputation logs nothing."""
 
 import functools
 
@@ -11,7 +11,7 @@ from jax import lax
 import lox
 from tests.interpreter.programs_that_log import every_way, logged, printed, rows, tapped
 
-# --- recomputation -----------------------------------------------------------
+# --- recomputation ----------------------------------------------------------
 
 
 def recomputing(log_in_bwd=True):
@@ -35,7 +35,7 @@ def recomputing(log_in_bwd=True):
 
 
 def jitted_recomputing():
-    """The same by functions that JAX keeps traced."""
+    """The same with jitted functions, which JAX traces once."""
     body = jax.jit(lambda x: jnp.sin(logged(x, "x")))
 
     @jax.custom_vjp
@@ -156,7 +156,7 @@ def test_recomputation_of_one_function_does_not_silence_another():
         return x * 2
 
     second.defvjp(lambda x: (x * 2, x), lambda x, ct: (ct * body(x) / x,))
-    for _ in range(2):  # what JAX keeps of `body` must be the same each time
+    for _ in range(2):  # JAX must be able to reuse its trace of `body`
         assert tapped(jax.grad(first), 3.0) == [{"x": 3.0}]
         assert tapped(jax.grad(second), 5.0) == [{"x": 5.0}]
         assert tapped(body, 7.0) == [{"x": 7.0}]
@@ -214,7 +214,7 @@ def test_scan_in_backward_rule_logs_nothing_again():
     assert jax.grad(f)(1.0) == 6
 
 
-# --- solvers -----------------------------------------------------------------
+# --- solvers ---------------------------------------------------------------
 
 
 def root(x):
@@ -294,7 +294,7 @@ def test_tangent_solve_logs_its_own_events():
     assert found == [{"residual": 0.0}, {"slope": 1.0}]
 
 
-# --- a transformation inside a derivative ------------------------------------
+# --- a transformation inside a derivative ----------------------------------
 
 
 def helper(x):
@@ -357,7 +357,7 @@ def test_grad_of_spool_gives_values_of_function_where_rule_logs_same_line(
 
 
 def equations(jaxpr, name):
-    """How many equations of a primitive there are, at any depth."""
+    """The number of equations of a primitive, at any depth."""
     count = 0
     for eqn in jaxpr.eqns:
         count += eqn.primitive.name == name
@@ -496,7 +496,7 @@ def test_odeint_backward_pass_logs_nothing_again():
     np.testing.assert_allclose(gradient, jax.grad(lox.nolog(f))(1.5))
 
 
-# --- rules that JAX defines for functions of the user ------------------------
+# --- rules made by other functions of JAX ----------------------------------
 
 
 @jax.custom_gradient
@@ -556,7 +556,7 @@ def test_closure_convert_function_logs():
     assert seen == []
 
 
-# --- residuals ---------------------------------------------------------------
+# --- residuals -------------------------------------------------------------
 
 
 def with_residual(residual, use):
@@ -631,7 +631,7 @@ def test_nondiff_arguments_reach_rules_unchanged():
         assert tapped(jax.grad(h), 1.0) == [{"x": 1.0}]
 
 
-# --- custom functions in loops under checkpoint ------------------------------
+# --- custom functions in loops under checkpoint ----------------------------
 
 
 def logging_custom_jvp(x):

@@ -13,7 +13,7 @@ from tests.interpreter.programs_that_log import tapped
 
 
 def count(fun, x=0.7):
-    """How many events a tapped and a spooled call of `fun` give."""
+    """The number of events of a tapped and of a spooled call of `fun`."""
     calls = tapped(fun, x)
     _, logs = lox.spool(fun)(x)
     rows = sum(key_of(logs, key).length() for key in logs)
@@ -21,7 +21,7 @@ def count(fun, x=0.7):
     return rows
 
 
-# --- loops that JAX takes apart ----------------------------------------------
+# --- loops that JAX splits -------------------------------------------------
 
 
 def constant_loop(x, length=3):
@@ -189,7 +189,7 @@ def test_jvp_of_scan_without_inputs_logs_every_iteration():
     assert len(tapped(lambda w: jax.jvp(f, (w,), (1.0,)), 1.0)) == 3
 
 
-# --- lanes -------------------------------------------------------------------
+# --- lanes -----------------------------------------------------------------
 
 
 def test_cond_on_axis_index_logs_per_lane():
@@ -222,7 +222,7 @@ def test_lanes_of_separate_vmaps_are_not_joined():
         lox.spool(g)()
 
 
-# --- rules of the user's -----------------------------------------------------
+# --- custom derivative rules -----------------------------------------------
 
 
 @jax.custom_vjp
@@ -328,7 +328,7 @@ def test_custom_vmap_in_branch_logs():
     assert jax.vmap(lox.nolog(f))(jnp.array([1.0, -1.0])).tolist() == [2, -1]
 
 
-# --- branches ----------------------------------------------------------------
+# --- branches --------------------------------------------------------------
 
 
 def branch(value, **options):
@@ -358,7 +358,7 @@ def test_branches_agree_on_dtypes_and_reductions():
         reduced({"reduce": "mean"}, {"reduce": "sum"})
 
 
-# --- meshes ------------------------------------------------------------------
+# --- meshes ----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from lox._jax import batching as lane_batching
 
 LANES = 3
 
-# --- how both answers are found ----------------------------------------------
+# --- comparison with JAX ----------------------------------------------------
 
-# A primitive whose batching rule knows the axis, and so can ask JAX.
+# The batching rule of this primitive gets the axis, so that it can ask JAX.
 compare_p = Primitive("compare")
 compare_p.multiple_results = True
 compare_p.def_abstract_eval(lambda *avals, closed, answers: closed.out_avals)
@@ -42,7 +42,7 @@ batching.fancy_primitive_batchers[compare_p] = _compare
 
 
 def both_answers(fun, args, batched):
-    """Which results of `fun` have lanes: by the data flow, and by JAX."""
+    """Which results of `fun` have lanes, according to the data flow and to JAX."""
     closed = jax.make_jaxpr(fun, axis_env=[("lanes", LANES)])(*args)
     answers = []
     in_axes = tuple(0 if one else None for one in batched)
@@ -67,7 +67,7 @@ def all_flags(count):
 
 
 def assert_known(fun, *args):
-    """Whatever has lanes, the data flow tells."""
+    """Asserts that the data flow is exact, whichever inputs have lanes."""
     for batched in all_flags(len(args)):
         ours, of_jax = both_answers(fun, args, batched)
         assert ours == of_jax, (batched, jax.make_jaxpr(fun)(*args))
@@ -78,7 +78,7 @@ M = jnp.eye(4)
 N = jnp.int32(2)
 
 
-# --- plain operations --------------------------------------------------------
+# --- plain operations ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_lane_flow_of_plain_operations_is_exact(fun, args):
     assert_known(fun, *args)
 
 
-# --- calls, branches and loops -----------------------------------------------
+# --- calls, branches and loops ---------------------------------------------
 
 
 def with_jvp(f):
@@ -237,7 +237,7 @@ def test_lane_flow_of_platform_dependent_is_never_wrong():
         both_answers(branches, (X, Y), batched)
 
 
-# --- whatever is not plain ---------------------------------------------------
+# --- other primitives ------------------------------------------------------
 
 
 def primitive(name):
@@ -283,7 +283,7 @@ def _refuse(args, dims):
 
 
 batching.primitive_batchers[refuses_p] = _refuse
-# goes by the names of a rule of JAX's
+# has the name of one of JAX's own rules
 disguised_p = primitive("disguised")
 _rule = batching.fancy_primitive_batchers[lax.add_p].func
 
@@ -295,7 +295,7 @@ def broadcast_batcher(axis_data, args, dims):
 
 assert broadcast_batcher.__code__.co_name == _rule.__code__.co_name
 batching.fancy_primitive_batchers[disguised_p] = broadcast_batcher
-# batched by a rule of JAX's
+# batched by one of JAX's own rules
 vectorized_p = primitive("vectorized")
 batching.defvectorized(vectorized_p)
 
@@ -387,7 +387,7 @@ def test_lane_flow_of_inner_vmap_is_never_wrong():
     both_answers(lambda x: (lax.empty((2,), float), x), (X,), (False,))
 
 
-# --- programs at random ------------------------------------------------------
+# --- random programs -------------------------------------------------------
 
 
 def random_program(rng, depth=0):
@@ -437,7 +437,7 @@ def test_lane_flow_of_random_programs_is_never_wrong(seed):
     assert known
 
 
-# --- what it is for ----------------------------------------------------------
+# --- bodies are batched once -----------------------------------------------
 
 
 def counting(name):

@@ -1,4 +1,4 @@
-"""Random programs log what a plain Python run of them logs, everywhere JAX goes."""
+"""Random programs log what a plain Python run logs, under all transformations."""
 
 import os
 
@@ -34,7 +34,7 @@ def check(seed: int) -> None:
         check_grad_spool,
         check_nolog,
     ]
-    # two modes a program keep the whole affordable; every pair comes up often
+    # two modes per program limit the time; every pair occurs often
     for mode in (modes[seed % len(modes)], modes[(seed // 8 + 3 * seed) % len(modes)]):
         mode(program, function, events)
 

@@ -18,7 +18,7 @@ from tests.interpreter.programs_that_log import (
     tapped,
 )
 
-# --- vmap --------------------------------------------------------------------
+# --- vmap -------------------------------------------------------------------
 
 
 def test_vmap_inside_puts_lanes_after_time_and_outside_before():
@@ -126,7 +126,7 @@ def test_vmapped_cond_logs_backward_rule_only_where_it_ran():
     assert jax.grad(total)(xs).tolist() == [7, 3, 7]
 
 
-# --- devices -----------------------------------------------------------------
+# --- devices ---------------------------------------------------------------
 
 
 def mesh_of(*names, kind=jax.sharding.AxisType.Auto):
@@ -211,7 +211,7 @@ def test_tap_works_in_program_partitioned_over_devices(kind):
         assert rows(seen, "sum") == [28]
 
 
-# --- jet and pmap ------------------------------------------------------------
+# --- pmap ------------------------------------------------------------------
 
 
 def test_pmap_logs_on_every_device():
@@ -227,7 +227,7 @@ def test_pmap_logs_on_every_device():
     xs = jnp.array([1.0, 3.0])
     pmapped = partial(jax.pmap, axis_name="d")
     wanted = [3.0, 3.0]
-    for _ in range(2):  # the second call finds what the first one compiled
+    for _ in range(2):  # the second call reuses what the first one compiled
         out, logs = lox.spool(pmapped(f))(xs)
         assert out.tolist() == wanted and logs["x"].tolist() == [1.0, 3.0]
         assert logs["c"].tolist() == [[2.0, 2.0], [2.0, 2.0]]

@@ -24,7 +24,7 @@ from tests.interpreter.programs_that_log import (
     tapped,
 )
 
-# --- other ways to run -------------------------------------------------------
+# --- other ways to run ------------------------------------------------------
 
 
 def test_export_of_spooled_function_returns_its_logs():
@@ -54,7 +54,7 @@ def test_disable_jit_gives_same_logs():
 
 @contextlib.contextmanager
 def checking_leaks():
-    """As JAX's, which asks of all objects who refers to a trace: here, of new ones."""
+    """Like `jax.checking_leaks`, but it examines only new objects, which is faster."""
     gc.freeze()
     try:
         with jax.checking_leaks():
@@ -96,7 +96,7 @@ def logging_loop(x):
     ],
     ids=["jit", "remat", "remat inside", "vjp", "jvp"],
 )
-@pytest.mark.filterwarnings("ignore::lox.LoxWarning")  # of events of rules alone
+@pytest.mark.filterwarnings("ignore::lox.LoxWarning")  # about events of rules
 def test_checking_leaks_finds_none_in_differentiated_loops(fun):
     def ways(fun, calls):
         yield lox.spool(jax.grad(fun))
@@ -129,7 +129,7 @@ def test_checking_leaks_still_finds_leaks_of_the_user():
         lox.spool(jax.grad(f))(0.5)
 
 
-# --- checkify ----------------------------------------------------------------
+# --- checkify --------------------------------------------------------------
 
 
 def test_checkify_logs_while_condition_once():
@@ -180,7 +180,7 @@ def test_primitive_without_rule_raises_unsupported_primitive_error():
     assert lox.nolog(f)(jnp.ones(3)) == 3
 
 
-# --- jet and pmap ------------------------------------------------------------
+# --- jet -------------------------------------------------------------------
 
 
 def test_jet_logs_events_of_function(capsys):
@@ -209,7 +209,7 @@ def test_jet_logs_events_of_function(capsys):
 
 
 def test_custom_root_without_logs_in_loop_works():
-    # from JAX 0.12 on, `custom_root` must be noticed in whatever calls it
+    # since JAX 0.12, `custom_root` must be found inside the functions that call it
     @jax.jit
     def root(x):
         def solve(f, y):

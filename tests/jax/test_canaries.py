@@ -21,14 +21,14 @@ from tests import programs
 JAX = tuple(int(part) for part in jax.__version__.split(".")[:2])
 SOURCE = pathlib.Path(lox.__file__).parent / "_jax"
 
-# Names that older versions of JAX do not have, and the first that does.
+# Names that older versions of JAX lack, with the first version that has them.
 SINCE = {
     "interpreters.ad.CustomBwdWithAccums": (0, 12),
     "api.Inline": (0, 11),
     "core.eval_jaxpr_p": (0, 11),
     "hijax._vjp_from_remat_rules": (0, 12),
 }
-# Names that newer versions do not have any more, and the last that does.
+# Names that newer versions lack, with the last version that has them.
 UNTIL = {"hijax.VJPHiPrimitive": (0, 11)}
 
 
@@ -36,7 +36,7 @@ def exists_in_this_version(name):
     return SINCE.get(name, JAX) <= JAX <= UNTIL.get(name, JAX)
 
 
-# --- names -------------------------------------------------------------------
+# --- names -----------------------------------------------------------------
 
 
 class Use(NamedTuple):
@@ -52,7 +52,7 @@ def string(node):
 
 
 def private_names():
-    """The names that are asked for by `compat.private` and `compat.replace`."""
+    """The names that `compat.private` and `compat.replace` look up."""
     for file in sorted(SOURCE.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call):
@@ -130,7 +130,7 @@ def test_private_names_are_all_found_by_canaries():
             assert not asks or string(node.args[0]), f"{file.name}:{node.lineno}"
 
 
-# What lox uses of objects that it gets from JAX, by the private class.
+# The attributes of JAX's objects that lox uses, by private class.
 ATTRIBUTES = {
     "core.Trace": "",
     "core.JaxprEqnContext": "manager",
@@ -176,7 +176,7 @@ def test_partial_evaluation_keeps_effect_handles():
     assert "effect_handles" in inspect.getsource(partial_eval.JaxprTrace)
 
 
-# --- what JAX does without the patches ---------------------------------------
+# --- what JAX does without the patches -------------------------------------
 
 # Each program logs `expected` events, and another number, or fails, on a JAX that is
 # not patched. On the versions of JAX that need no patch, it logs the same.
@@ -313,7 +313,7 @@ EXPECTED = {
     "checkpoint whose results are not used": 1,
     "checking_leaks": 1,
 }
-# Programs that JAX gets right by itself, by the versions.
+# Programs that JAX runs correctly without patches, with its versions.
 MENDED = {
     "checkpoint whose results are not used": lambda: JAX >= (0, 12),
 }

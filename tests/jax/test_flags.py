@@ -40,7 +40,7 @@ def flags(request):
 
 
 def with_rules(function=jnp.sin, **options):
-    """A function whose rules log by its line, and by lines of their own."""
+    """A function whose rules log on its line and on lines of their own."""
 
     @jax.custom_vjp
     def f(x):
@@ -75,7 +75,7 @@ def sum_over_lanes(f):
 
 
 def in_a_backward_rule(inner):
-    """A function whose backward rule differentiates `inner`, and logs by a loop."""
+    """A function whose backward rule differentiates `inner`, and logs in a loop."""
 
     @jax.custom_vjp
     def f(x):
@@ -102,7 +102,7 @@ TWICE = {
 TAKEN = {"x": [1, 2], "fwd": [1, 2], "ct": [1, 1], "residual": [1, 2]}
 LOOP = {"loop": [1, 1, 2, 2]}
 
-# what makes the program, its input, and its events
+# a function that makes the program, its input, and its events
 PROGRAMS = {
     "grad": (lambda: jax.grad(with_rules()), ONE, ONCE),
     "jit": (lambda: jax.grad(jax.jit(with_rules())), ONE, ONCE),
@@ -204,7 +204,7 @@ def test_flags_keep_lanes_of_vmapped_checkpoint(flags):
     logging = jax.grad(sum_over_lanes(jax.checkpoint(with_rules())))
     try:
         jax.grad(sum_over_lanes(jax.checkpoint(silent)))(MANY)
-    except TypeError as error:  # JAX up to 0.11 cannot, without any event
+    except TypeError as error:  # JAX up to 0.11 cannot, even without events
         assert flags == ("jax_custom_vjp3",) and "custom_vjp function" in str(error)
         with pytest.raises(TypeError, match="custom_vjp function"):
             tapped(logging, MANY)

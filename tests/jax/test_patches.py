@@ -1,4 +1,4 @@
-"""Patches of JAX: installed by the first event, and loud where they cannot be."""
+"""Patches of JAX: installed by the first event, and reported if they cannot be."""
 
 import os
 import re
@@ -25,7 +25,7 @@ START = """
 
 
 def run(program, start=START, check=True, **options):
-    """What a program prints in a process of its own."""
+    """What a program prints in its own process."""
     code = textwrap.dedent(start) + textwrap.dedent(program)
     code = "import warnings; warnings.simplefilter('error')\n" + code
     done = programs.run(code, **options)
@@ -34,7 +34,7 @@ def run(program, start=START, check=True, **options):
     return done.stdout if check else done.stderr
 
 
-# --- installing --------------------------------------------------------------
+# --- installing ------------------------------------------------------------
 
 
 def test_patches_are_installed_by_first_event_not_by_import():
@@ -122,7 +122,7 @@ def test_first_event_of_process_is_logged_once(program):
     assert printed.count("'x'") == 1
 
 
-# --- patches that cannot be installed ----------------------------------------
+# --- patches that cannot be installed --------------------------------------
 
 # How to log where a patch is needed, by its target.
 PROGRAMS = {

@@ -1,6 +1,6 @@
-"""Programs that do not log: lox changes neither what they are nor what tracing costs.
+"""Programs that do not log: lox changes neither their jaxprs nor the cost of tracing.
 
-Each test runs them in processes that have and have not imported lox.
+They run in processes with and without lox.
 """
 
 import pytest
@@ -141,13 +141,13 @@ def test_programs_without_logs_compile_identically_with_and_without_lox(runs):
     ("start", "most"),
     [
         ("with lox", 1.01),
-        # the patches are installed then, and look for events in each of these programs,
-        # which are far smaller than those of users
+        # the patches are installed now and look for events; programs of users are
+        # larger, so that this adds less
         ("after events", 1.03),
     ],
 )
 def test_tracing_without_logs_makes_as_many_calls_as_without_lox(runs, start, most):
-    """Calls, not seconds, because these depend on the machine."""
+    """Counts calls, because times depend on the machine."""
     _, calls = runs["without lox"]
     assert calls > 100_000
     assert 0.99 * calls <= runs[start][1] <= most * calls

@@ -1,4 +1,4 @@
-"""Tests with the libraries that people use lox with."""
+"""Tests with other JAX libraries."""
 
 import pytest
 

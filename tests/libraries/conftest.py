@@ -1,4 +1,4 @@
-"""What the tests with real libraries share."""
+"""Settings of the tests with other libraries."""
 
 import jax
 import pytest

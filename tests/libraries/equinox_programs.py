@@ -57,7 +57,7 @@ def rows_per_lane(logs, depth=1):
 
 
 def alone(fun, xs, **options):
-    """What a run of each lane by itself logs."""
+    """What each lane logs when it runs alone."""
     spooled = lox.spool(fun, **(options or {"capacity": 300}))
     return [rows(spooled(x)[1]) for x in xs]
 
@@ -71,7 +71,7 @@ def assert_same_rows(found, expected, rtol=0.0):
 
 
 def tapped(transform, fun, *args):
-    """What a callback gets, as a multiset."""
+    """The result, and what a callback gets as a multiset."""
     received = collections.Counter()
 
     def callback(logs):

@@ -35,7 +35,7 @@ def scaled(steps: int) -> int:
     return steps * _TIMES
 
 
-# --- the same program without lox --------------------------------------------
+# --- the same program without lox ------------------------------------------
 
 
 def quiet(data: Any, **options: Any) -> None:
@@ -93,11 +93,11 @@ def events_of(threaded: dict[str, Any], **steps: Any) -> list[Event]:
     return [jax.tree.map(lambda x, i=i: x[i], both) for i in range(count)]
 
 
-# --- comparisons -------------------------------------------------------------
+# --- comparisons -----------------------------------------------------------
 
 
 def assert_bitwise(found: Any, wanted: Any) -> None:
-    """Results are the same, to the last bit."""
+    """Asserts that results are the same, to the last bit."""
 
     def compare(path: Any, found: Any, wanted: Any) -> None:
         if jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
@@ -117,7 +117,7 @@ def assert_close(found: Any, wanted: Any, rtol: float = 1e-5, at: str = "") -> N
         found, wanted = np.asarray(found), np.asarray(wanted)
         assert found.shape == wanted.shape, at
         finite = np.abs(wanted[np.isfinite(wanted)])
-        atol = rtol * float(finite.max(initial=0))  # cancellation is no error of ours
+        atol = rtol * float(finite.max(initial=0))  # allows for cancellation
         np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=at)
 
     jax.tree.map(compare, found, wanted)
@@ -193,7 +193,7 @@ def assert_buffered(
 def assert_reduced(
     logs: lox.logdict, events: list[Event], modes: dict[str, str], rtol: float = 1e-5
 ) -> None:
-    """Reductions are what NumPy makes of the events."""
+    """Asserts that reductions are what NumPy computes from the events."""
     reduce = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}
     reduce |= {"count": lambda x, axis: x.shape[0], "last": lambda x, axis: x[-1]}
     rows = by_key(events)

@@ -1,4 +1,4 @@
-"""Derivatives of libraries' loops and solvers: their recomputation is no event."""
+"""Derivatives of loops and solvers of libraries: recomputation logs nothing."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def assert_derivatives_log_what_the_function_logs(f, x, capacity=50):
     np.testing.assert_allclose(jax.grad(lox.nolog(f))(x), gradient, rtol=1e-6)
 
 
-# --- equinox -----------------------------------------------------------------
+# --- equinox ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_filter_custom_vjp_gets_its_flags_unchanged():
     def loss(x):
         return f(x, 3.0, True)
 
-    x = jnp.float32(2.0)  # of a Python number, Equinox takes no derivative
+    x = jnp.float32(2.0)  # Equinox does not differentiate Python numbers
     assert jax.grad(lox.nolog(loss))(x) == jax.grad(loss)(x) == 3.0
     assert tapped(jax.grad(loss), x) == [2.0]
     gradient, logs = jax.grad(lox.spool(loss), has_aux=True)(x)
     assert logs == {"x": 2.0} and gradient == 3.0
 
 
-# --- diffrax -----------------------------------------------------------------
+# --- diffrax ---------------------------------------------------------------
 
 
 @long
@@ -118,7 +118,7 @@ def test_diffrax_adjoints_log_nothing_again(name):
     assert_derivatives_log_what_the_function_logs(f, 1.5)
 
 
-# --- solvers -----------------------------------------------------------------
+# --- solvers ---------------------------------------------------------------
 
 
 @long

@@ -16,7 +16,7 @@ STEPS = 3
 X = jnp.array([0.5, -1.0])
 
 
-# --- what is compared ---------------------------------------------------------
+# --- the oracle ------------------------------------------------------------
 
 
 def plain(logs):
@@ -85,7 +85,7 @@ def check(apply, variables, oracle):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-# --- the layer, and the same by hand -------------------------------------------
+# --- the layer, and the same by hand ---------------------------------------
 
 
 def log_layer(y):
@@ -154,7 +154,7 @@ class Shared(nn.Module):
         return scan(name="scan")(x, None)[0]
 
 
-# --- nn.scan --------------------------------------------------------------------
+# --- nn.scan ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -429,7 +429,7 @@ def test_custom_vjp_logs_the_forward_pass_once():
     check(model.apply, variables, lambda v, x: layer(single_weight(v), x))
 
 
-# --- the order of the imports ----------------------------------------------------
+# --- the order of the imports ----------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["lox", "flax.linen as nn"])

@@ -1,4 +1,4 @@
-"""What modules of Linen and Haiku keep beside their results is kept, or refused."""
+"""State of Linen and Haiku modules is kept, or a transformation is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def tapped(fun):
 ways = pytest.mark.parametrize("way", [spooled, tapped, lox.nolog])
 
 
-# --- Linen -------------------------------------------------------------------
+# --- Linen -----------------------------------------------------------------
 
 
 def linen_models(way):
@@ -61,7 +61,7 @@ def test_linen_variables_written_by_transformed_part_are_refused(way, outside):
 
     with pytest.raises(lox.LoxTypeError, match="'stats/Net_0/count' of a Linen module"):
         outside(updated)(inside, X)
-    # what only reads them may be transformed anywhere
+    # methods that only read them can be transformed anywhere
     expected = lox.nolog(net.apply)(variables, X)
     np.testing.assert_array_equal(outside(outer.apply)(inside, X), expected)
 
@@ -79,7 +79,7 @@ def test_linen_state_is_updated_under_transformation_of_whole_model(way):
         assert state["stats"]["count"] == variables["stats"]["count"] + 1
 
 
-# --- Haiku -------------------------------------------------------------------
+# --- Haiku -----------------------------------------------------------------
 
 
 @ways

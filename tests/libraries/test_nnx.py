@@ -1,4 +1,4 @@
-"""Flax NNX: what a function does to modules, optimizers and `Rngs` comes out."""
+"""Flax NNX: updates of modules, optimizers and `Rngs` are kept."""
 
 import functools
 

@@ -41,7 +41,7 @@ class BrokenLogger(lox.loggers.Logger):
 
 
 class DoublingLogger(lox.loggers.SaveLogger):
-    """Writes something else than its base class."""
+    """Writes doubled values."""
 
     def write(self, run, logs):
         doubled = lox.logdict(logs)

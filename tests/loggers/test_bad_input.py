@@ -119,7 +119,7 @@ def test_logs_of_program_that_do_not_fit_run_are_kept_as_unsent():
         jax.jit(logger.tap(f, state))(0.0)
         jax.effects_barrier()
     logger.finish(state)
-    # all the others are there, once
+    # all others are there, once
     found = lox.load("store")
     assert found["x"].tolist() == [0, 2] and found["y"].tolist() == [0, 0]
     assert "z" not in found

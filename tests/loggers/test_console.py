@@ -26,7 +26,7 @@ from lox.loggers._console.view import format_rate, format_time, sparkline
 from tests import programs as processes
 from tests.waiting import in_threads, join, wait_for, wait_until
 
-# seconds that never pass: what is shown is then the end alone
+# seconds that never pass, so that only the end is shown
 NEVER = 600.0
 
 
@@ -45,7 +45,7 @@ class Terminal(io.StringIO):
 
 
 def screen(raw):
-    """What a terminal shows that got these characters: just enough of one."""
+    """The lines that a terminal shows after these characters: a minimal emulation."""
     lines, row, column = [""], 0, 0
     for code, number, final, text in re.findall(
         r"(\x1b\[\??([\d;]*)([A-Za-z]))|([^\x1b])", raw, re.DOTALL
@@ -68,7 +68,7 @@ def screen(raw):
 
 
 @pytest.fixture(autouse=True)
-def a_terminal_of_a_known_size(monkeypatch, tmp_path):
+def terminal_of_known_size(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}.items():
         monkeypatch.setenv(name, value)
@@ -81,7 +81,7 @@ def terminal():
 
 
 def shown(logs, file=None, many=1, **options):
-    """The last line that is shown of some logs."""
+    """The last line that is shown for some logs."""
     file = file or io.StringIO()
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER, **options)
     states = [logger.init(seed) for seed in range(many)]
@@ -113,7 +113,7 @@ def keys(count):
     return jax.vmap(jax.random.key)(jnp.arange(count))
 
 
-# --- lines -------------------------------------------------------------------
+# --- lines -----------------------------------------------------------------
 
 
 def test_line_shows_steps_values_and_rate():
@@ -150,7 +150,7 @@ def test_lines_are_limited_in_rate(monkeypatch):
     ticks = []
 
     class Timer(console_logger._Timer):
-        """One that ticks when it is told to."""
+        """A timer that the test calls."""
 
         def __init__(self, call, every):
             assert every == 0.05
@@ -298,7 +298,7 @@ def test_bad_options_are_refused(options, match):
         lox.loggers.ConsoleLogger(**options)
 
 
-# --- values ------------------------------------------------------------------
+# --- values ----------------------------------------------------------------
 
 VALUES = {
     "float": (np.float32(0.125), "0.125"),
@@ -430,7 +430,7 @@ def test_rates_and_times_are_formatted():
     assert list(map(format_time, [0.1, 75, 3700])) == ["0:01", "1:15", "1:01:40"]
 
 
-# --- the table ---------------------------------------------------------------
+# --- the table -------------------------------------------------------------
 
 
 def test_table_is_left_on_the_screen(terminal):
@@ -522,7 +522,7 @@ def test_threads_can_write_while_table_is_drawn(terminal):
             join(thread)
 
 
-# --- in a program of its own -------------------------------------------------
+# --- in separate processes -------------------------------------------------
 
 PROGRAM = """
 import signal, sys, time
@@ -558,7 +558,7 @@ if ending == "finish":
 
 
 class Program:
-    """Python in a terminal of its own, or with a pipe for its output."""
+    """Python in its own terminal, or with a pipe for its output."""
 
     def __init__(self, ending, tty=True, term="xterm"):
         environ = {**os.environ, "TERM": term, "COLUMNS": "100", "LINES": "30"}
@@ -576,7 +576,7 @@ class Program:
         )
 
     def read_until(self, wanted):
-        """Reads until some text comes, or, if that is None, the end."""
+        """Reads until `wanted` appears, or to the end if it is None."""
 
         def is_there():
             ended = self.process.poll() is not None
@@ -601,7 +601,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def programs():
-    """All of them, run at the same time."""
+    """All programs, run at the same time."""
     started = {
         "finish": Program("finish"),
         "raise": Program("raise"),
@@ -628,7 +628,7 @@ def test_terminal_is_restored(ending, programs):
     assert program.after == program.before
     assert "\x1b[?25l" in program.text
     assert program.text.rindex("\x1b[?25h") > program.text.rindex("\x1b[?25l")
-    # what was printed comes above, whole and in order; and the last table is there
+    # printed lines are above the table, complete and in order
     lines = program.screen
     printed = [line for line in lines if line.startswith(("printed", "warned"))]
     assert printed == ["printed 5", "warned 5", "printed 15", "warned 15"]
@@ -657,7 +657,7 @@ def test_lines_replace_table_without_terminal(where, programs):
 
 
 def test_rate_ignores_time_before_first_row():
-    """In which JAX was compiling."""
+    """JAX compiles in that time."""
     meter = view._Meter(0.0, 0)
     assert meter.rate(10.0, 10) == 1.0
     assert meter.rate(10.5, 20) == pytest.approx(20 / 10.5)

@@ -28,7 +28,7 @@ def test_devices_of_mesh_write_to_one_run(kind, options):
 
 
 def test_program_starts_and_finishes_run_that_its_devices_log_to():
-    """Their rows may come before `init`, and after `finish`."""
+    """Rows may arrive before `init` and after `finish`."""
     split = on_devices(lambda x: scanned(x.sum())[None])
     expected = sorted(x * 2.0**i for x in range(4) for i in range(3))
     for seed in range(5):
@@ -50,7 +50,7 @@ def test_program_starts_and_finishes_run_that_its_devices_log_to():
 
 
 def test_rows_of_state_without_init_are_kept():
-    """As after a restart, of devices without order."""
+    """As after a restart, on devices whose rows are unordered."""
     split = on_devices(lambda x: scanned(x.sum(), 40)[None])
     state = lox.loggers.LoggerState(jnp.array([0, 3], jnp.uint32))
     logger = lox.loggers.SaveLogger("store")

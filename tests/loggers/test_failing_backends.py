@@ -36,7 +36,7 @@ def test_refused_run_does_not_affect_other_runs():
     for seed in (0, 2, 3, 10, 11, 12, 13):
         found = lox.load("store", key=seed)["x"]
         assert found.tolist() == [seed, seed + 1, seed + 2]
-    # what the refused one was given is kept, too
+    # the rows of the refused run are kept, too
     assert lox.load("store", key=1) == {"x": 9.0}
     assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
 
@@ -93,7 +93,7 @@ def test_threads_that_abandon_backend_together_lose_no_row(monkeypatch):
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("order", [1, -1])
 def test_warnings_as_errors_lose_no_row_of_working_backends(background, order):
-    """As they are in these tests, and in those of many users."""
+    """These tests, like those of many users, turn warnings into errors."""
     broken = BrokenNumberLogger(background=background)
     saved = lox.loggers.SaveLogger("store")
     logger = lox.loggers.MultiLogger(*(broken, saved)[::order])
@@ -235,7 +235,7 @@ def test_finish_does_not_wait_for_later_rows_of_other_runs():
     thread = threading.Thread(target=flood, daemon=True)
     thread.start()
     logger.log(second, {"x": 1.0})
-    logger.finish(second)  # or it would never come back
+    logger.finish(second)  # must return although the other run keeps logging
     done.set()
     join(thread)
     assert (0, 1) in logger.closed and logger.runs[0, 1] == [1.0]

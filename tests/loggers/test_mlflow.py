@@ -20,15 +20,15 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True, scope="module")
 def mlflow():
-    """Only where its tests are: its import takes seconds."""
-    with warnings.catch_warnings():  # of packages that MLflow imports
+    """Imports it only when its tests run, because that takes seconds."""
+    with warnings.catch_warnings():  # warnings of packages that MLflow imports
         warnings.simplefilter("ignore")
         return pytest.importorskip("mlflow")
 
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory):
-    # making the tables takes seconds, and runs do not get in each other's way
+    # shared, because creating the tables takes seconds
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
 
 
@@ -96,13 +96,13 @@ def test_equal_rows_are_all_kept(uri):
     client, found = runs(uri, "alike")
     (run,) = found.values()
     assert history(client, run, "x") == ([0] * 50, [1.0] * 50)
-    # which MLflow stores as zeros that are marked
+    # MLflow stores them as zeros with a flag
     assert history(client, run, "nan")[0] == [0, 1, 2]
     assert history(client, run, "i") == ([0], [2.0**40])
 
 
 def test_infinities_are_distinguished_from_finite_numbers(uri):
-    """MLflow has no place for them: they arrive as the largest numbers of 64 bits."""
+    """MLflow cannot store them: they become the largest 64-bit numbers."""
     logger = lox.loggers.MLflowLogger("infinite", tracking_uri=uri)
     state = logger.init(0)
     rows = np.array([np.inf, -np.inf, np.nan, np.finfo(np.float32).max], np.float32)
@@ -123,7 +123,7 @@ def test_subnormal_numbers_are_kept(uri):
         lax.scan(lambda c, x: (c, lox.log({"x": x})), 0, xs)
 
     @jax.jit
-    def run(xs):  # begins the logger's thread in one of XLA's, which it takes after
+    def run(xs):  # starts the logger's thread from one of XLA's, whose mode it inherits
         state = logger.init(xs.size)
         logger.tap(f, state)(xs)
         logger.finish(state)
@@ -168,7 +168,7 @@ for last in endings:
 
 @pytest.fixture(scope="module")
 def ended(uri):
-    """Programs that end in each of these ways, which share an import."""
+    """Programs that end in each of these ways, and share the import of MLflow."""
     run = programs.run(ENDINGS, uri, "raise KeyError", "raise KeyboardInterrupt")
     assert run.returncode == 0, run.stderr
 

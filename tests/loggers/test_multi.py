@@ -1,4 +1,4 @@
-"""Several loggers at once, of which some may fail."""
+"""`MultiLogger`, also when some of its loggers fail."""
 
 import pathlib
 import shutil
@@ -19,7 +19,7 @@ from tests.loggers.backends import (
     words,
 )
 
-# --- several, and failing ones -----------------------------------------------
+# --- several loggers --------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -87,7 +87,7 @@ def test_multi_logger_refuses_run_that_one_logger_refuses(kind):
         logger("second").init(jnp.array([[0, 0], [0, 1]], jnp.uint32))
     assert not pathlib.Path("first").exists()
     assert len(list(pathlib.Path("second").iterdir())) == 1
-    # so that, once the user has said what to do, it begins
+    # so the run can start once the user has decided what to do
     other = lox.loggers.MultiLogger(logger("first"), logger("second", exists="resume"))
     other.finish(other.init(1))
 
@@ -137,7 +137,7 @@ def test_store_removed_while_writing_is_reported():
     assert lox.load(".lox/unsent") == {"x": 2}
 
 
-# --- slow backends -----------------------------------------------------------
+# --- slow backends ---------------------------------------------------------
 
 
 def test_multi_logger_without_loggers_does_nothing():

@@ -1,4 +1,4 @@
-"""Neptune, by the real client, offline and in debug mode; its files are read back."""
+"""Neptune's own client, offline and in debug mode; its files are read back."""
 
 import base64
 import io
@@ -23,8 +23,8 @@ pillow = pytest.importorskip("PIL.Image")
 
 @pytest.fixture(autouse=True, scope="module")
 def neptune():
-    """Only where its tests are: its import takes seconds."""
-    with warnings.catch_warnings():  # of packages that Neptune imports
+    """Imports it only when its tests run, because that takes seconds."""
+    with warnings.catch_warnings():  # warnings of packages that Neptune imports
         warnings.simplefilter("ignore")
         return pytest.importorskip("neptune")
 
@@ -36,7 +36,7 @@ def in_an_empty_directory(tmp_path, monkeypatch):
 
 
 class Written:
-    """What Neptune's files of a run hold."""
+    """The contents of Neptune's files of a run."""
 
     def __init__(self, directory):
         self.series, self.fields, self.tags = {}, {}, []
@@ -87,7 +87,7 @@ def train(key, n=5):
     return lax.scan(step, jax.random.uniform(key), jnp.arange(n))[0]
 
 
-# --- the logger --------------------------------------------------------------
+# --- the logger ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_environment_variable_sets_the_mode(monkeypatch):
     assert not written()
 
 
-# --- the functions -----------------------------------------------------------
+# --- the functions ---------------------------------------------------------
 
 
 def test_functions_work_inside_and_outside_jit():
@@ -258,7 +258,7 @@ def test_functions_work_inside_and_outside_jit():
         assert found.fields["parameters/a"] == 1
 
 
-# --- when it fails -----------------------------------------------------------
+# --- failures --------------------------------------------------------------
 
 
 def test_program_without_finish_loses_no_row():

@@ -1,4 +1,4 @@
-"""The queue of slow backends: bounded, complete, and not waited for."""
+"""The queue of slow backends: bounded, complete, and non-blocking."""
 
 import threading
 
@@ -36,7 +36,7 @@ def test_slow_backend_does_not_block_the_program(method):
     logger.may_go_on.clear()
     state = logger.init(0)
     run = getattr(logger, method)(scanned, state)
-    assert jax.jit(run)(1.0) == 8  # although nothing can have been written
+    assert jax.jit(run)(1.0) == 8  # although nothing has been written
     jax.effects_barrier()
     assert logger.calls == 0
     logger.may_go_on.set()
@@ -62,7 +62,7 @@ def test_finish_inside_jit_waits_for_every_lane():
         assert rows(calls) == [2.0**i for i in range(20)]
 
 
-def goes_on_when_the_program_waits(logger):
+def resume_when_the_program_waits(logger):
     def release():
         wait_until(lambda: (queue := logger._runs._queue) and queue._waiting)
         logger.may_go_on.set()
@@ -75,7 +75,7 @@ def test_full_queue_blocks_the_program_and_drops_nothing(monkeypatch):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    goes_on_when_the_program_waits(logger)
+    resume_when_the_program_waits(logger)
     logger.tap(scanned, state, static_argnames="n")(1.0, n=50)
     # there was no room for more than four
     assert logger.calls >= 50 - 5
@@ -88,7 +88,7 @@ def test_queue_is_bounded_in_bytes(monkeypatch):
     logger = SlowLogger()
     logger.may_go_on.clear()
     state = logger.init(0)
-    goes_on_when_the_program_waits(logger)
+    resume_when_the_program_waits(logger)
     for i in range(9):
         logger.log(state, {"x": np.full(100, i)})
     assert logger.calls >= 9 - 4
@@ -253,12 +253,12 @@ def test_runs_that_fail_for_one_reason_warn_once():
 
 
 def test_queue_works_without_threads(monkeypatch):
-    """As some versions of Python have it while they exit."""
+    """As in some versions of Python while they exit."""
     logger = SlowLogger()
     state = logger.init(0)
     logger.log(state, {"x": 1.0})
     logger._wait()
-    logger._runs._queue._worker = None  # it has gone, for want of work
+    logger._runs._queue._worker = None  # the thread has ended because there was no work
 
     def refuses(self):
         raise RuntimeError("can't create new thread at interpreter shutdown")

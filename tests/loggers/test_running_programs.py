@@ -21,11 +21,11 @@ from tests.waiting import in_threads
 
 @jax.jit
 def slowly(x):
-    """Takes a while, so that what comes after it is still running when it returns."""
+    """Takes a while, so that a program that uses its result runs after it returned."""
     return lax.fori_loop(0, 40, lambda i, a: jnp.sin(a @ a), jnp.ones((600, 600)) * x)
 
 
-# --- programs that are still running -----------------------------------------
+# --- programs that are still running ---------------------------------------
 
 
 def test_finish_and_log_wait_for_running_program():
@@ -121,11 +121,11 @@ def test_finish_waits_for_all_devices(axes):
     assert logger.closed == [run]
 
 
-# --- an `init` that rows of other devices overtake ---------------------------
+# --- rows of other devices that arrive before `init` -----------------------
 
 
 def overtaken(logger, words=(0, 7), rows=5):
-    """What comes of `init` in a program around a `shard_map`, rows first."""
+    """Rows that arrive before `init`, as in a program with a `shard_map`."""
     logger._unordered = logger._devices = logger._opens_inside = True
     for i in range(rows):
         logger._runs.write(words, lox.logdict({"x": np.float32(i)}), late=True)
@@ -172,11 +172,11 @@ def test_run_without_init_is_written_at_once():
     assert logger.runs == {(0, 7): [1.0]}
 
 
-# --- which calls come from a callback, and what tracing leaves behind --------
+# --- which calls come from a callback, and what tracing leaves behind ------
 
 
 def test_init_under_tree_map_is_not_mistaken_for_callback():
-    """It waits for programs that still run, and raises what it has to say."""
+    """It waits for running programs and raises their errors."""
     logger = NumberLogger()
     states = jax.tree.map(logger.init, [1, 2])
     with pytest.raises(lox.LoxError, match="open"):
@@ -221,7 +221,7 @@ def test_tracing_does_not_change_the_logger():
     assert vars(logger) == before
 
 
-# --- loggers that are made anew for each run ---------------------------------
+# --- a new logger per run --------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"ordered": False}], ids=str)

@@ -1,4 +1,4 @@
-"""Runs: one per key and vmapped seed, under every transformation of JAX."""
+"""Runs: one per key and vmapped seed, under JAX transformations."""
 
 import json
 import pathlib
@@ -25,7 +25,7 @@ from tests.loggers.backends import (
 )
 from tests.waiting import in_threads
 
-# --- one run -----------------------------------------------------------------
+# --- one run ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -103,7 +103,7 @@ def test_logger_supports_static_arguments_and_keywords():
     assert run(x=1.0, n=1) == 2
 
 
-# --- one run a lane ----------------------------------------------------------
+# --- one run per lane ------------------------------------------------------
 
 
 def ragged(n):
@@ -174,7 +174,7 @@ def test_state_of_wrong_shape_raises_error_with_remedy():
         logger.tap(scanned, None)
 
 
-# --- keys --------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------
 
 
 def test_same_key_is_the_same_run():
@@ -198,7 +198,7 @@ def test_init_without_key_creates_new_run():
         jax.jit(lambda: logger.init())()
 
 
-# --- on disk -----------------------------------------------------------------
+# --- on disk ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -217,7 +217,7 @@ def test_saved_run_equals_spooled_logs(method):
     assert lox.runs("store")[0].config == {"lr": 0.1}
 
 
-def logs_now_and_then(x, n):
+def logs_in_many_places(x, n):
     """Logs before a loop and in it, in branches, and twice in a row."""
 
     def branch(factor):
@@ -246,11 +246,11 @@ def logs_now_and_then(x, n):
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_saved_run_has_axes_of_spooled_logs(options, n, wrap):
-    """Also where a loop has given a single row, which has a time axis."""
+    """Also where a loop gives a single row, which has a time axis."""
     logger = lox.loggers.SaveLogger("store")
     xs = jnp.float32(1.0) if wrap is not jax.vmap else jnp.arange(1.0, 4.0)
     states = wrap(logger.init)(xs.astype(int))
-    f = partial(logs_now_and_then, n=n)
+    f = partial(logs_in_many_places, n=n)
     wrap(lambda state, x: logger.tap(f, state, **options)(x))(states, xs)
     logger.finish(states)
     spooling = {k: v for k, v in options.items() if k != "buffer"}
@@ -336,7 +336,7 @@ def test_existing_run_is_refused_unless_allowed():
         lox.loggers.SaveLogger("store", exists="maybe")
 
 
-# --- the line that a warning names -------------------------------------------
+# --- the line that a warning names -----------------------------------------
 
 
 def test_warning_from_callback_names_line_of_program():

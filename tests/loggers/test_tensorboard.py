@@ -184,7 +184,7 @@ def test_config_is_written_as_hyperparameters(tmp_path):
 
 
 def test_tensorboard_server_returns_logged_values(tmp_path):
-    """Through the server's own way to the data, which converts old formats first."""
+    """Uses the server's own data provider, which converts old formats first."""
     from tensorboard.backend.event_processing import (
         data_provider,
         plugin_event_multiplexer,
@@ -220,7 +220,7 @@ def test_run_is_readable_while_written_and_after_crash(tmp_path):
     (run,) = tmp_path.iterdir()
     files = sorted(run.iterdir())
     assert len(files) == 2
-    # what was cut off by a crash is not read, and what was before it is
+    # a record truncated by a crash is skipped, and those before it are read
     with files[0].open("r+b") as file:
         file.truncate(files[0].stat().st_size - 3)
     assert curve(read(run), "x")[1] == [2.0]
@@ -234,7 +234,7 @@ def test_temporarily_full_disk_damages_no_record(tmp_path):
     file = run.handle.file._file
 
     class Full:
-        """Takes a part, and then nothing."""
+        """Writes a part, and then nothing."""
 
         def __init__(self):
             self.calls = 0

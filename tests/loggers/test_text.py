@@ -1,4 +1,4 @@
-"""Runs as text, read back with the readers that people use."""
+"""Runs as text files, read back with pandas and `json`."""
 
 import csv
 import json
@@ -151,7 +151,7 @@ def test_truncated_line_is_removed_on_resume(tmp_path, kind):
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)
     for i in range(3):
-        logger.log(state, {"x": i})  # it is there at once
+        logger.log(state, {"x": i})  # the row is in the file at once
         assert read(tmp_path, kind).x.tolist() == list(range(i + 1))
     logger.finish(state)
     (file,) = tmp_path.glob(f"*.{kind}")
@@ -174,10 +174,10 @@ def test_csv_table_is_widened_for_new_keys_only(tmp_path):
     assert list(tmp_path.iterdir()) == list(tmp_path.glob("*.csv"))
 
 
-# --- several processes, and directories that go away -------------------------
+# --- several processes, and directories that are removed -------------------
 
 
-def at_once(program, directory, kind):
+def in_two_processes(program, directory, kind):
     """Runs a program in two processes, "a" and "b", of which `meet` waits for both.
 
     Returns the words that each has printed.
@@ -215,7 +215,7 @@ def test_processes_that_write_one_run_lose_no_row(tmp_path, kind):
         logger.log(state, {me: i, **new})
     logger.finish(state)
     """
-    at_once(program, tmp_path, kind)
+    in_two_processes(program, tmp_path, kind)
     frame = read(tmp_path, kind)
     for me in "ab":
         assert frame[me].dropna().tolist() == list(range(3000))
@@ -238,7 +238,7 @@ def test_one_of_two_processes_that_create_run_at_once_is_refused(tmp_path, kind)
             logger.log(state, {"i": i})
             print(i)
     """
-    begun = dict(zip("ab", at_once(program, tmp_path, kind), strict=True))
+    begun = dict(zip("ab", in_two_processes(program, tmp_path, kind), strict=True))
     assert sorted(map(int, begun["a"] + begun["b"])) == list(range(300))
     for who, numbers in begun.items():
         for i in numbers:
@@ -306,7 +306,7 @@ def test_relative_path_is_resolved_at_construction(tmp_path, kind, monkeypatch):
 @both
 @pytest.mark.parametrize("buffer", [None, 3])
 def test_subnormal_numbers_are_kept(tmp_path, kind, buffer):
-    """Which the processor takes for zero in the threads of XLA's."""
+    """XLA's threads flush them to zero."""
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0, -0.0], np.float32)
     logger = KINDS[kind](tmp_path)
     state = logger.init(0)

@@ -1,4 +1,4 @@
-"""Weights & Biases, by the real client, offline; what it wrote is read back."""
+"""Weights & Biases' own client, offline; its files are read back."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import lox
 import lox.loggers
 import lox.wandb
 
-# how long it waits for its own process, which it looks at when it is imported
+# how long it waits for its own process; read at import
 os.environ |= {"WANDB_X_SERVICE_WAIT": "300", "WANDB_INIT_TIMEOUT": "300"}
 wandb = pytest.importorskip("wandb")
 pillow = pytest.importorskip("PIL.Image")
@@ -30,12 +30,12 @@ from tests.waiting import wait_until  # noqa: E402
 @pytest.fixture(autouse=True)
 def in_an_empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # a session of W&B stays in the directory where it began
+    # a session of W&B stays in the directory where it started
     monkeypatch.setattr(wandb.setup().settings, "root_dir", str(tmp_path))
 
 
 class Written:
-    """What W&B's file of a run holds."""
+    """The contents of W&B's file of a run."""
 
     def __init__(self, path):
         self.directory = path.parent
@@ -74,11 +74,11 @@ def records(path):
             at += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
-        if at + 7 + length > len(data):  # it is being written
+        if at + 7 + length > len(data):  # still being written
             return
         parts += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             yield record
@@ -111,7 +111,7 @@ def written():
 
 
 def ended(path):
-    """What a file holds, if all of it is there."""
+    """The contents of a file, if it is complete."""
     run = Written(path)
     return run if run.ended else None
 
@@ -148,7 +148,7 @@ def train(key, n=5):
     return lax.scan(step, jax.random.uniform(key), jnp.arange(n))[0]
 
 
-# --- the logger --------------------------------------------------------------
+# --- the logger ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_wandb_run_equals_spooled_logs(method, options):
     assert run.rows == rows_of(lox.spool(train)(key)[1])
     assert run.config == {"lr": 0.1, "net": {"width": 8}}
     assert run.run.project == "tests" and list(run.run.tags) == ["a"]
-    # steps that fall are kept, since W&B's own step is left to it
+    # decreasing steps are kept, because W&B's own step is not set
     assert [row["step"] for row in run.rows] == [5, 4, 3, 2, 1]
     assert run.metrics == {"w": "step", "twice": "step"}
 
@@ -388,7 +388,7 @@ def test_disabled_mode_is_accepted():
     assert not written()
 
 
-# --- the functions -----------------------------------------------------------
+# --- the functions ---------------------------------------------------------
 
 
 def test_functions_work_outside_jit():
@@ -522,15 +522,15 @@ def test_example_of_documentation_works():
         assert [row["w"] for row in run.rows] == [float(w) / 2**i for i in range(100)]
 
 
-# --- when it fails -----------------------------------------------------------
+# --- failures --------------------------------------------------------------
 
 
 def python(program, **environment):
-    """Runs a program that finds no account of W&B."""
-    return programs.run(program, env={**nobody(), **environment})
+    """Runs a program without a W&B account."""
+    return programs.run(program, env={**without_account(), **environment})
 
 
-def nobody():
+def without_account():
     names = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL")
     inherited = {k: v for k, v in os.environ.items() if k not in names}
     return {**inherited, "HOME": os.getcwd(), "NETRC": os.path.join(os.getcwd(), "n")}
@@ -593,9 +593,9 @@ print("done")
 
 def test_logger_never_prompts_for_api_key():
     pty = pytest.importorskip("pty")
-    # a terminal on both sides, as W&B needs to ask
+    # W&B prompts only if stdin and stderr are terminals
     leader, follower = pty.openpty()
-    environment = {**nobody(), "TERM": "xterm"}
+    environment = {**without_account(), "TERM": "xterm"}
     run = programs.run(NO_KEY, env=environment, stdin=follower, stderr=follower)
     said = os.read(leader, 100_000).decode()
     os.close(follower)

@@ -218,7 +218,7 @@ def test_lox_and_logify_events_do_not_mix(capsys):
     assert values(logify.logify(lox.nolog(both))(1.0)[1]) == values(logs)
     jax.effects_barrier()
     assert capsys.readouterr().out == ""
-    # an event of lox that nobody takes prints, as without logify
+    # an event of lox that is not collected prints, as without logify
     logify.logify(both)(1.0)
     jax.effects_barrier()
     assert capsys.readouterr().out == "{'lox': 1.0}\n"

@@ -112,7 +112,7 @@ def test_assignment_keeps_steps_if_axes_match():
     assert logs.slice[0]["z"].shape == (2,) and len(jax.tree.leaves(logs)) == 6
 
 
-# --- joining -----------------------------------------------------------------
+# --- joining ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -173,7 +173,7 @@ def test_or_takes_keys_of_the_right_operand():
     assert isinstance(logs, lox.logdict) and logs["a"] == 7 and "a" not in logs.step
 
 
-# --- choosing ----------------------------------------------------------------
+# --- selecting -------------------------------------------------------------
 
 
 def test_filter_and_prefix_select_and_rename_keys():
@@ -188,7 +188,7 @@ def test_filter_and_prefix_select_and_rename_keys():
     assert named.step["run/a"].tolist() == [0, 1, 2]
 
 
-# --- over time ---------------------------------------------------------------
+# --- over time -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", "mean sum min max std var first last count".split())
@@ -287,7 +287,7 @@ def test_ragged_lanes_keep_mask_until_split():
         jax.jit(lambda logs: logs.compact())(logs)
 
 
-# --- elsewhere ---------------------------------------------------------------
+# --- pandas, xarray, plots, HTML -------------------------------------------
 
 
 def test_to_pandas_has_one_row_per_step():
@@ -370,7 +370,7 @@ def test_html_has_one_row_per_key_and_escapes():
     assert "0 to 9 (1 not finite)" in spike and ",2.0" in spike
 
 
-# --- tags --------------------------------------------------------------------
+# --- tags ------------------------------------------------------------------
 
 
 def tagged(x):
@@ -420,7 +420,7 @@ def test_callback_gets_tags(options):
     assert found == TAGS
 
 
-# --- what is not there -------------------------------------------------------
+# --- missing keys and attributes -------------------------------------------
 
 
 def test_filter_accepts_function_of_key_and_value():
@@ -463,7 +463,7 @@ def test_missing_attribute_error_lists_attributes():
     assert not hasattr(logs, "__array__") and not hasattr(logs, "step")
 
 
-# --- export ------------------------------------------------------------------
+# --- export ----------------------------------------------------------------
 
 
 def exported(fun, *args):
@@ -509,7 +509,7 @@ def test_to_pandas_keeps_integers_where_rows_are_missing():
     assert table["step"].tolist()[:2] == [large, 1] and table["b"][2] == 1.5
 
 
-# --- rows that did not happen ------------------------------------------------
+# --- rows that did not happen ----------------------------------------------
 
 
 def steps(x):
@@ -610,7 +610,7 @@ def test_reduce_of_loop_that_never_ran():
 
     for name in ("sum", "last", "min"):
         logs = lox.spool(f, reduce=name)(1.0)[1]
-        assert logs == {}  # as of a `while_loop` that never ran
+        assert logs == {}  # as for a `while_loop` that never ran
 
 
 def test_mean_of_no_rows_does_not_divide_by_zero():

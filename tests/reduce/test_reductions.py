@@ -19,7 +19,7 @@ from tests.streams.programs_with_streams import (
     tapped,
 )
 
-# --- accuracy and dtypes -----------------------------------------------------
+# --- accuracy and dtypes ----------------------------------------------------
 
 
 def series(kind):
@@ -63,7 +63,7 @@ def test_reduction_of_every_dtype_matches_numpy(dtype, name):
         expected = len(values)
     else:
         expected = getattr(np, name)(values)
-    # a value in between has the nearest number that the dtype has
+    # a value in between is rounded to the dtype
     tolerance = {"float8_e4m3fn": 0.07, "bfloat16": 4e-3, "float16": 1e-3}
     np.testing.assert_allclose(
         np.asarray(found, complex), expected, rtol=tolerance.get(dtype, 1e-6)
@@ -170,7 +170,7 @@ def test_new_reduction_is_one_table_entry(monkeypatch):
         reduced(xs, "quotient")
 
 
-# --- how reductions are chosen -----------------------------------------------
+# --- how reductions are chosen ---------------------------------------------
 
 
 def test_reduce_option_applies_to_all_keys_by_key_or_per_call():
@@ -204,10 +204,10 @@ def test_key_reduced_in_two_ways_names_both_lines():
         lox.LoxValueError, match=r"'mean'` at .*:\d+ .*'sum'` at .*:\d+"
     ):
         lox.spool(f)(1.0)
-    assert lox.spool(f, reduce="max")(1.0)[1] == {"x": 1.0}  # this one wins
+    assert lox.spool(f, reduce="max")(1.0)[1] == {"x": 1.0}  # this one applies
 
 
-# --- reductions of one's own -------------------------------------------------
+# --- custom reductions -----------------------------------------------------
 
 
 @pytest.mark.parametrize("window", [None, 2])
@@ -279,7 +279,7 @@ def test_custom_reduction_applies_to_collected_logs():
         assert [int(lane.step["i"]) for lane in lanes] == [10, 0, 30]
 
 
-# --- bad input ---------------------------------------------------------------
+# --- bad input -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduce", ["median", 3, ("mean",), {"x": "median"}])

@@ -1,4 +1,4 @@
-"""Child processes of the tests of the store, called, forked, or killed."""
+"""Child processes for the tests of the store."""
 
 import os
 import struct
@@ -7,19 +7,19 @@ from tests import programs
 
 
 def in_a_process(function, *arguments, before=()):
-    """Calls a function of this file in another process; returns what it printed."""
+    """Calls a function of a test file in another process; returns what it printed."""
     done = programs.run(programs.calling(function), *arguments, before=before)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def without_fsync():
-    """Killing a process loses nothing that the system has; and waiting takes long."""
+    """Skips `fsync`: a killed process loses nothing that the system has."""
     os.fsync = lambda descriptor: None
 
 
 def fork(work):
-    """A child that does the work and tells of each call that has returned."""
+    """Starts a child that calls `work`, which reports each completed call to a pipe."""
     read, write = os.pipe()
     child = os.fork()
     if child:
@@ -34,7 +34,7 @@ def fork(work):
         os._exit(code)
 
 
-def last_told(pipe):
+def last_reported(pipe):
     told = b""
     while more := os.read(pipe, 1 << 16):
         told += more

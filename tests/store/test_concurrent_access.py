@@ -13,7 +13,7 @@ import lox.loggers
 from lox._store.creating import create_run
 from lox._store.writer import Writer
 from tests import programs
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import call_of, columns_of
 from tests.waiting import in_threads, wait_until
 
@@ -25,7 +25,7 @@ def test_threads_write_to_one_run(tmp_path):
 
     in_threads(work, [(i,) for i in range(4)])
     found = lox.load(tmp_path / "run")["x"].tolist()
-    for i in range(4):  # each thread's rows in its order, and none lost
+    for i in range(4):  # the rows of each thread in order, and none lost
         assert [x for x in found if x // 100 == i] == [100 * i + j for j in range(20)]
     assert len(found) == 80
 
@@ -72,7 +72,7 @@ def write_together(directory):
             scale = {"x": 10, "y": 5, "buffer": 10, "tree": 10, "large": 1}[name]
             mine = [row for row in found[name] if row // (scale * 10_000) == child]
             assert mine == rows, (child, name)
-    print(last_told(processes[2][1]))
+    print(last_reported(processes[2][1]))
 
 
 def test_processes_write_to_one_run_while_another_reads(tmp_path):
@@ -80,7 +80,7 @@ def test_processes_write_to_one_run_while_another_reads(tmp_path):
 
 
 def interrupted_training(directory):
-    # a process that was started in the background would ignore it
+    # background processes ignore it by default
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logger = lox.loggers.SaveLogger(directory)
     state = logger.init(0)

@@ -25,8 +25,8 @@ from tests.store.written_runs import (
 )
 
 
-def assert_right_or_explained(run, path, expected):
-    """Either what was written comes back, or an error names the file."""
+def assert_intact_or_reported(run, path, expected):
+    """Asserts that `load` returns what was written or raises an error with the file."""
     try:
         found = plain(lox.load(run))
     except lox.StoreError as error:
@@ -90,8 +90,7 @@ def all_of_a_segment(writer):
         (writer / f"0000.{suffix}").unlink()
 
 
-# what is done to a run; what the warnings say then, if it is finished and if it is not;
-# and which keys are left
+# the damage; the warnings, if the run is finished and if it is not; and the keys left
 LOSSES = {
     "records cut off": (
         lambda w: os.truncate(w / "0000.npy", (w / "0000.npy").stat().st_size - 120),
@@ -146,7 +145,7 @@ LOSSES = {
     "segment deleted": (
         all_of_a_segment,
         ["0000.json is missing. Without it, 30 records of 'x' in 0000.npy"],
-        None,  # nothing tells that it was there
+        None,  # nothing says that it existed
         {"y": 10, "z": 10},
     ),
     "writer deleted": (
@@ -161,7 +160,7 @@ LOSSES = {
         None,
         {},
     ),
-    "places deleted": (  # which only keys in several segments need
+    "places deleted": (  # only keys in several segments need them
         lambda w: (w / "0000.places").unlink(),
         None,
         None,
@@ -184,7 +183,7 @@ def test_missing_data_is_reported_once(tmp_path, loss, finished):
     for message, part in zip(messages, expected, strict=True):
         assert part in message
     assert {name: len(rows) for name, rows in found.items()} == left
-    for name, rows in found.items():  # and what is left is right
+    for name, rows in found.items():  # the remaining data is correct
         assert rows.tolist() == list(range(left[name])), name
 
 
@@ -193,7 +192,7 @@ def test_intact_finished_run_loads_without_warning(tmp_path):
     assert writer.with_suffix(".json").exists()
     assert lox.load(tmp_path)["x"].tolist() == list(range(30))
     logger = lox.loggers.SaveLogger(tmp_path, exists="resume")
-    logger.finish(logger.init(0))  # one that writes nothing leaves nothing
+    logger.finish(logger.init(0))  # a writer without rows leaves nothing
     assert sorted(path.name for path in writer.parent.iterdir()) == [
         "run.json",
         "writer-0000",
@@ -238,7 +237,7 @@ def test_failed_write_is_not_lost_data_in_finished_run(tmp_path, monkeypatch):
     writer = Writer(create_run(tmp_path / "run", "x"))
     writer.write(lox.logdict({"x": np.int8(1)}))
     with monkeypatch.context() as patch:
-        # neither written nor cut off
+        # neither written nor truncated
         patch.setattr("lox._store.growing_file.GrowingFile.append", failing)
         patch.setattr("lox._store.segment_writer.SegmentWriter._size", failing)
         with pytest.raises(OSError, match="no room"):
@@ -256,7 +255,7 @@ def failing(*args, **options):
 
 
 def test_two_writers_in_one_directory_are_not_reported_as_damage(tmp_path):
-    """Such as older versions of lox could leave."""
+    """Older versions of lox could leave these."""
     for name in ("a", "b"):
         two_segments(tmp_path / name)
     directories = [tmp_path / name / "writer-0000" for name in ("a", "b")]
@@ -267,7 +266,7 @@ def test_two_writers_in_one_directory_are_not_reported_as_damage(tmp_path):
 
 
 def damage_at_random(rng, store):
-    """Damages one file; true if the numbers in records may be others afterwards."""
+    """Damages one file; true if the values in records may have changed."""
     files = sorted(path for path in store.rglob("*") if path.is_file())
     path, other = (files[i] for i in rng.integers(len(files), size=2))
     whole = path.read_bytes()
@@ -295,7 +294,7 @@ def damage_at_random(rng, store):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_damage_is_never_silent(tmp_path, seed):
-    """A file is damaged: the truth is loaded, or a part and a warning, or an error."""
+    """`load` returns correct data, or a part of it with a warning, or raises."""
     store, copy = tmp_path / "store", tmp_path / "copy"
     finished_run(store)
     logger = lox.loggers.SaveLogger(store, exists="resume")
@@ -336,13 +335,13 @@ def test_flipped_bytes_are_detected(tmp_path, name):
         damaged = bytearray(whole)
         damaged[position] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
-        assert_right_or_explained(run, path, expected)
+        assert_intact_or_reported(run, path, expected)
     for _ in range(100):
         damaged = np.frombuffer(whole, np.uint8).copy()
         where = rng.integers(0, len(whole), rng.integers(2, 20))
         damaged[where] = rng.integers(0, 256, len(where))
         path.write_bytes(damaged.tobytes())
-        assert_right_or_explained(run, path, expected)
+        assert_intact_or_reported(run, path, expected)
     path.write_bytes(whole)
     assert plain(lox.load(run)) == expected
 
@@ -359,7 +358,7 @@ def test_truncated_files_are_detected(tmp_path, name):
             lox.load(run)
         assert str(path) in str(raised.value)
     path.write_bytes(whole + b"\0" * 7)
-    assert_right_or_explained(run, path, expected)
+    assert_intact_or_reported(run, path, expected)
     path.unlink()
     if name == "0000.json":
         with pytest.warns(lox.LoxWarning, match="0000.json is missing.* 3 records"):

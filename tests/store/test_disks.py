@@ -20,8 +20,8 @@ from tests.store.child_processes import in_a_process
 from tests.store.written_runs import row_writer, scanned, stacked
 
 
-def in_a_namespace(*setup):
-    """What to put before a command so that it may mount; skips if nobody may."""
+def in_mount_namespace(*setup):
+    """A command prefix that allows mounting; skips the test if that is impossible."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no `unshare` to mount a small or read-only disk with")
     script = " && ".join([*setup, 'exec "$@"'])
@@ -41,8 +41,8 @@ def in_a_namespace(*setup):
     return before
 
 
-def bound_by_permissions():
-    """What to put before a command that even the superuser may not do all in."""
+def without_superuser_privileges():
+    """A command prefix that takes the superuser's privileges away."""
     if os.geteuid() != 0:
         return ()
     before = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
@@ -57,12 +57,12 @@ def set_size_limit(size):
 
 
 def wide(i):
-    """Rows that are cut in the middle."""
+    """Rows that a full disk truncates in the middle."""
     return stacked(wide=np.full((2, 500), i, np.float32))
 
 
-def in_turn(i):
-    """Two schemas in turn, so that each row needs a place."""
+def alternating(i):
+    """Alternates two schemas, so that each row needs a place."""
     return lox.logdict({"x": np.int64(i)} | ({"odd": np.int8(1)} if i % 2 else {}))
 
 
@@ -78,7 +78,7 @@ def check_filled(run, count):
 
 
 def fill(run, write, logs, ballast, room):
-    """Writes until there is no room, makes some, and goes on."""
+    """Writes until the disk is full, frees space, and continues."""
     if ballast is None:
         set_size_limit(room)
     else:
@@ -109,7 +109,7 @@ def fill_the_disk(directory, way):
     directory = pathlib.Path(directory)
     ballast = None if way == "limit" else directory / "ballast"
     for room in (50, 150, 401, 3_001, 20_011, 100_003):
-        for logs in (wide, in_turn):
+        for logs in (wide, alternating):
             run = directory / f"{logs.__name__}-saved"
             lox.save({"begun": 1}, run)
             error = fill(run, lambda x, run=run: lox.save(x, run), logs, ballast, room)
@@ -131,7 +131,7 @@ def test_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path, way):
     disk.mkdir()
     before = ()
     if way == "small disk":
-        before = in_a_namespace(f"mount -t tmpfs -o size=400k none '{disk}'")
+        before = in_mount_namespace(f"mount -t tmpfs -o size=400k none '{disk}'")
     assert in_a_process(fill_the_disk, disk, way, before=before) == "done\n"
 
 
@@ -182,12 +182,12 @@ def test_read_only_store_raises_error_with_remedy(tmp_path, way):
     store, before = tmp_path / "store", ()
     lox.save({"x": 1}, store, key=0)
     if way == "mount":
-        before = in_a_namespace(
+        before = in_mount_namespace(
             f"mount --bind '{store}' '{store}'",
             f"mount -o remount,bind,ro '{store}'",
         )
     else:
-        before = bound_by_permissions()
+        before = without_superuser_privileges()
         for path in (store, *store.iterdir()):
             path.chmod(0o500)
     try:
@@ -218,7 +218,7 @@ def test_removed_run_starts_again(tmp_path):
         assert lox.load(tmp_path / "run") == {"x": i}
         shutil.rmtree(tmp_path / "run")
     lox.save({"x": 3}, tmp_path / "run")
-    # all but the file by which it is known
+    # all but the file that identifies the run
     shutil.rmtree(tmp_path / "run" / "writer-0000")
     with pytest.raises(lox.StoreError, match="cannot write to .*was removed"):
         lox.save({"x": 4}, tmp_path / "run")
@@ -241,5 +241,5 @@ def test_finish_syncs_files_and_directories(tmp_path, monkeypatch):
     logger.finish(state)
     store = tmp_path / "store"
     for path in (store.parent, store, *store.rglob("*")):
-        if path.suffix != ".json":  # which was waited for when it was written
+        if path.suffix != ".json":  # synced when it was written
             assert path.stat().st_ino in waited, path

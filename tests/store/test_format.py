@@ -23,7 +23,7 @@ GOLDEN_LOGGER = GOLDEN.with_name("store-v1-logger.json")
 
 
 def golden_calls():
-    """What `tests/data/store-v1` was written from, a list for each run and writer."""
+    """The logs in `tests/data/store-v1`: a list per run and writer."""
     steps = np.arange(3)
     bits = np.array([[1, 2.5], [-0.5, 3e38]], ml_dtypes.bfloat16)
     scalars = [
@@ -137,12 +137,12 @@ def test_files_written_now_equal_those_of_version_1(tmp_path):
 
 
 def test_runs_of_earlier_logger_load_without_warnings(tmp_path):
-    """Finished, resumed, replaced and killed ones, and such as a full disk left."""
+    """Finished, resumed, replaced and killed runs, and those left by a full disk."""
     for name, content in json.loads(GOLDEN_LOGGER.read_text()).items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(content))
-    (tmp_path / "00000000-00000001" / "writer-0001").mkdir()  # which was never used
+    (tmp_path / "00000000-00000001" / "writer-0001").mkdir()  # never used
     found = {int(run.key[1]): run for run in lox.runs(tmp_path)}
     rows = {1: 6, 2: 5, 3: 4, 4: 4, 5: [0, 2, 3, 4], 6: 2}
     assert found.keys() == rows.keys()
@@ -153,7 +153,7 @@ def test_runs_of_earlier_logger_load_without_warnings(tmp_path):
         assert logs["x"].tolist() == logs.step["x"].tolist() == expected
         odd = [x for x in expected if x % 2] if key != 6 else []
         assert np.ravel(logs.step.get("odd", [])).tolist() == odd
-        # and they go on
+        # and can be continued
         logger = lox.loggers.SaveLogger(tmp_path, exists="resume")
         state = logger.init(key)
         logger.log(state, {"x": np.float32(9)}, step=np.int32(9))

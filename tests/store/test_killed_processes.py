@@ -1,4 +1,4 @@
-"""Processes that are killed while they write lose nothing that they had written."""
+"""Processes that are killed while they write lose no written row."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import lox.loggers
 from lox._store import format as store_format
 from lox._store.creating import create_run
 from lox._store.writer import Writer
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import (
     SEED,
     call_of,
@@ -43,7 +43,7 @@ def kill_at_random_moments(directory, kills, seed):
                 tell(i + 1)
 
         process, pipe = fork(work)
-        # by what it has done and not by the clock, so that a slow machine does as well
+        # chosen by its progress, not by time, so that slow machines do the same
         told, wanted = b"", 4 * int(rng.integers(0, 40))
         while len(told) < wanted and (more := os.read(pipe, wanted - len(told))):
             told += more
@@ -51,7 +51,7 @@ def kill_at_random_moments(directory, kills, seed):
             pass
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        acknowledged[child] = len(told) // 4 + last_told(pipe)
+        acknowledged[child] = len(told) // 4 + last_reported(pipe)
         try:
             logs = lox.load(path)
         except lox.StoreError:  # before there was a run
@@ -69,7 +69,7 @@ def test_process_killed_at_any_moment_loses_no_written_row(tmp_path):
 
 
 def killed_at_operation(number, work):
-    """Kills a process before its n-th operation on files; true if it had so many."""
+    """Kills a process before its n-th file operation; true if it had that many."""
 
     def counted(tell):
         left = number
@@ -85,7 +85,7 @@ def killed_at_operation(number, work):
         work(tell)
 
     process, pipe = fork(counted)
-    told = last_told(pipe)
+    told = last_reported(pipe)
     _, status = os.waitpid(process, 0)
     if os.WIFEXITED(status):
         assert os.WEXITSTATUS(status) == 0
@@ -94,7 +94,7 @@ def killed_at_operation(number, work):
 
 
 def kill_at_each_operation(directory):
-    """Before each file that a run needs is made, renamed or removed."""
+    """Kills it before each file is created, renamed or removed."""
     without_fsync()
     directory = pathlib.Path(directory)
 
@@ -117,12 +117,12 @@ def kill_at_each_operation(directory):
             before = columns_of(call_of(0, 0))["x"][0] if mode == "w" else -1
             with contextlib.suppress(lox.StoreError), lost_records_allowed():
                 found = lox.load(path)
-                if told:  # nothing of the old run is between
+                if told:  # no rows of the old run are mixed in
                     check_rows(found, {1: told})
                 elif mode == "w" and "x" in found:
                     assert columns_of(found)["x"][0] in (before, 100_000)
             if mode != "w" and not [*path.glob("writer-*"), *path.glob("run.json")]:
-                write(path, "x", 2)  # nobody has written there: it is no run yet
+                write(path, "x", 2)  # nothing was written there: it is not a run yet
                 check_rows(lox.load(path), {2: 5})
             elif mode == "w":
                 write(path, "w", 2)
@@ -204,7 +204,7 @@ def test_writer_of_replaced_run_does_not_touch_the_new_one(tmp_path):
     new.write(lox.logdict({"y": np.int8(2)}))
     with pytest.raises(FileNotFoundError, match="was removed"):
         old.write(lox.logdict({"x": np.float64(1)}))
-    old.write(lox.logdict({"z": np.int8(3)}))  # in a directory of its own
+    old.write(lox.logdict({"z": np.int8(3)}))  # in its own directory
     new.write(lox.logdict({"u": np.int8(4)}))
     old.close()
     new.close()

@@ -19,7 +19,7 @@ import lox.loggers
 from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
 from tests import programs
-from tests.store.child_processes import fork, in_a_process, last_told, without_fsync
+from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import scanned
 from tests.waiting import in_threads
 
@@ -127,7 +127,7 @@ def test_save_to_replaced_run_raises_once(tmp_path):
 
 
 def test_writer_numbers_are_not_reused(tmp_path):
-    """Of whom a writer may still be there that has not written yet."""
+    """A writer that has not written yet may still use the number."""
     old = [Writer(create_run(tmp_path / "run", "w"))]
     for i in range(4):
         writer = Writer(create_run(tmp_path / "run", "w"))
@@ -162,7 +162,7 @@ def test_recreated_directory_is_not_shared(tmp_path, removed, first):
 
 
 def overwriting_process(store, first):
-    """Begins a run, and writes a row for each line that it reads."""
+    """Starts a run, and writes a row for each line of its input."""
     os.chdir(store)
     logger, state = overwriter("store")
     print("ready", flush=True)
@@ -178,7 +178,7 @@ def overwriting_process(store, first):
 
 
 class Process:
-    """A process of this file that is told what to do, a line at a time."""
+    """A process that calls a function of this file and reads commands line by line."""
 
     def __init__(self, function, *arguments):
         self.popen = programs.start(
@@ -216,7 +216,7 @@ def test_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
 
 
 def overwrite_all_at_once(directory, rounds, count):
-    """All begin at once; when all have, all write. One has the run, others know it."""
+    """All start a run, then all write: one owns the run, and the others are told."""
     without_fsync()
     for number in range(int(rounds)):
         path = pathlib.Path(directory) / str(number)
@@ -228,7 +228,7 @@ def overwrite_all_at_once(directory, rounds, count):
         def work(tell, child, path=path, begin=begin, write=write, ready=ready):
             os.close(begin[1])
             os.close(write[1])
-            os.read(begin[0], 1)  # until nobody can write there any more
+            os.read(begin[0], 1)  # until no process can write there
             writer = open_run(path, "w")
             os.write(ready[1], b".")
             os.read(write[0], 1)
@@ -248,7 +248,7 @@ def overwrite_all_at_once(directory, rounds, count):
         for _ in children:
             assert os.read(ready[0], 1) == b"."
         os.close(write[1])
-        told = [last_told(pipe) for _, pipe in children]
+        told = [last_reported(pipe) for _, pipe in children]
         for child, _ in children:
             assert os.waitpid(child, 0)[1] == 0
         for pipe in (begin[0], write[0], *ready):
@@ -290,7 +290,7 @@ def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):
 
 
 def test_rows_of_replaced_run_are_not_in_the_new_one(tmp_path):
-    """Also if whoever replaced it was killed before it could remove them."""
+    """Also if the process that replaced it was killed before it removed them."""
     run = tmp_path / "run"
     lox.save({"x": 1}, run)
     shutil.copytree(run / "writer-0000", tmp_path / "kept")

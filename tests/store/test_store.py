@@ -1,4 +1,4 @@
-"""The store: what was saved comes back, whatever happened in between."""
+"""`lox.save` and `lox.load`: values, dtypes, names, modes and keys."""
 
 import collections
 import itertools
@@ -36,7 +36,7 @@ def logs_of(n=4):
     return lox.spool(scanned)(jnp.arange(1.0 * n))[1]
 
 
-# --- what comes back ---------------------------------------------------------
+# --- values ----------------------------------------------------------------
 
 
 def test_load_returns_values_steps_and_shapes(tmp_path):
@@ -87,7 +87,7 @@ def test_rows_of_program_are_stored_like_rows_saved_by_hand(tmp_path, lanes):
     jax.effects_barrier()
     for key in keys:
         state = by_hand.init(int(key))
-        # of each event, the lanes come one after the other
+        # the lanes of each event follow each other
         for i in range(5 * 2 * len(DTYPES)):
             by_hand.log(state, rows[i * len(keys) + int(key)])
         by_hand.finish(state)
@@ -211,7 +211,7 @@ def test_load_returns_rows_of_size_zero(tmp_path):
     for _ in range(2):
         lox.save({"x": np.zeros((2, 0))}, tmp_path / "run")
     assert lox.load(tmp_path / "run")["x"].shape == (2, 2, 0)
-    # and no rows at all are none
+    # keys without rows are left out
     none = lox.logdict({"y": np.zeros((0, 3))}, stacked=True)
     for _ in range(3):
         lox.save(none, tmp_path / "run")
@@ -235,7 +235,7 @@ def test_masked_and_unmasked_lanes_are_joined(tmp_path):
             assert lane["i"].tolist() == [*range(a), *range(b)]
 
 
-# --- modes, stores and keys --------------------------------------------------
+# --- modes, stores and keys ------------------------------------------------
 
 
 def test_save_modes_append_replace_or_refuse(tmp_path):
@@ -285,7 +285,7 @@ def test_load_of_store_with_one_run_returns_it(tmp_path):
     assert lox.load(tmp_path / "store") == {"x": 1}
 
 
-# --- inside JAX --------------------------------------------------------------
+# --- inside JAX ------------------------------------------------------------
 
 
 def test_save_works_in_jit_and_scan(tmp_path):
@@ -337,7 +337,7 @@ def test_failed_save_in_jit_is_raised_at_the_barrier(tmp_path):
         jax.effects_barrier()
 
 
-# --- what cannot be saved ----------------------------------------------------
+# --- what cannot be saved --------------------------------------------------
 
 
 def test_key_saved_in_two_shapes_raises_error_with_remedy(tmp_path):
@@ -349,7 +349,7 @@ def test_key_saved_in_two_shapes_raises_error_with_remedy(tmp_path):
     with pytest.raises(lox.ShapeError, match=r"steps: none\).*steps: step\)"):
         lox.save(lox.logdict({"x": 1.0}, {"step": {"x": 1}}), tmp_path / "run")
     assert lox.load(tmp_path / "run") == {"x": 1.0}
-    # of another process, it is found when it is loaded
+    # if another process wrote it, `load` reports it
     lox._store.open_writers.open_writers.close()
     lox.save({"x": jnp.ones(3), "y": 2.0}, tmp_path / "run")
     with pytest.raises(lox.StoreError, match=r"'x' was written in two incompat"):
@@ -377,7 +377,7 @@ def test_load_returns_8_and_16_bit_floats_beside_other_dtypes(tmp_path):
 
 
 def test_load_returns_numbers_of_other_byte_order(tmp_path):
-    """Their bytes may be the other way round."""
+    """The byte order of their machine may differ."""
     x, step = np.array(1.5, ">f4"), np.array(3, ">i8")
     for logs in (lox.logdict({"x": x}, {"step": {"x": step}}),) * 2:
         lox.save(logs, tmp_path / "run")
@@ -394,7 +394,7 @@ def test_load_returns_steps_of_any_dtype(tmp_path):
 
 
 def test_save_that_fails_during_another_does_not_affect_later_ones():
-    """As in a handler of a signal, whose call comes when the other one has ended."""
+    """As in a signal handler, whose call runs when the other one has ended."""
     done = []
 
     def call(i):
@@ -419,7 +419,7 @@ def test_large_seed_is_its_own_run_key(tmp_path):
 
 
 def test_load_during_writing_ends_at_one_event_for_all_keys(tmp_path, monkeypatch):
-    """And has all before its end, of every segment."""
+    """Every segment has all rows before that event."""
     logger = lox.loggers.SaveLogger(tmp_path)
     state = logger.init(0)
     numbers = itertools.count()
@@ -507,14 +507,14 @@ def test_load_returns_tags(tmp_path):
         "b": ("metric", "train"),
         "d": ("debug",),
     }
-    # a key whose lines have different ones has them all
+    # a key whose calls have different tags has them all
     lox.save(lox.log({"c": 9.0}, tags="late", step=9), tmp_path / "run")
     found = lox.load(tmp_path / "run")
     assert found.tags["c"] == ("late",) and found["c"].tolist() == [1, 2, 3, 1, 9]
 
 
 def test_similar_layouts_are_distinguished(tmp_path):
-    """Those that share the description of their axes are written without a thought."""
+    """Logs with equal axes take a fast path in the writer."""
     logs = lox.logdict({"a": np.arange(2)}, {"s": {"a": np.array([1, 2])}}, [*"a"])
     lox.save(logs, tmp_path / "run")
     lox.save(logs, tmp_path / "run")

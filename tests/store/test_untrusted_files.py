@@ -18,18 +18,18 @@ from lox._store.writer import Writer
 from tests.store.written_runs import (
     _ragged,
     changed,
-    evil,
     finished_run,
     plain,
     two_segments,
     with_checksum,
+    with_field,
 )
 
 DEEP = "[" * 100_000 + "]" * 100_000
 COLUMN = "keys.0.columns.0"
-EVIL = [
+INVALID_SCHEMAS = [
     *(
-        evil(f"{COLUMN}.0", dtype)
+        with_field(f"{COLUMN}.0", dtype)
         for dtype in (
             "object",
             "O",
@@ -51,7 +51,7 @@ EVIL = [
         )
     ),
     *(
-        evil(f"{COLUMN}.1", shape)
+        with_field(f"{COLUMN}.1", shape)
         for shape in (
             [10**18],
             [10**6] * 3,
@@ -69,9 +69,12 @@ EVIL = [
             None,
         )
     ),
-    *(evil(f"{COLUMN}.2", impl) for impl in ("nonsense", "threefry2x32", 3, ["rbg"])),
     *(
-        evil("keys.0.tree", tree)
+        with_field(f"{COLUMN}.2", impl)
+        for impl in ("nonsense", "threefry2x32", 3, ["rbg"])
+    ),
+    *(
+        with_field("keys.0.tree", tree)
         for tree in (
             "",
             "1",
@@ -94,24 +97,24 @@ EVIL = [
         )
     ),
     *(
-        evil(f"keys.0.{name}", value)
+        with_field(f"keys.0.{name}", value)
         for name in ("lanes", "outer")
         for value in (1, -1, 10**30, 0.5, float("nan"), "0", None)
     ),
-    evil("keys.0.name", None),
-    evil("keys.0.columns", []),
-    evil("keys", None),
-    evil("keys", {"a": 1}),
-    evil("keys", [[]]),
-    evil("keys", DEEP[:400]),
-    evil("steps", None),
-    evil("steps", [["s", ["float64", [], "rbg"]]]),
-    evil("steps", [[1, 2, 3]]),
-    evil("mask", 3),
+    with_field("keys.0.name", None),
+    with_field("keys.0.columns", []),
+    with_field("keys", None),
+    with_field("keys", {"a": 1}),
+    with_field("keys", [[]]),
+    with_field("keys", DEEP[:400]),
+    with_field("steps", None),
+    with_field("steps", [["s", ["float64", [], "rbg"]]]),
+    with_field("steps", [[1, 2, 3]]),
+    with_field("mask", 3),
 ]
 
 
-@pytest.mark.parametrize("change", EVIL)
+@pytest.mark.parametrize("change", INVALID_SCHEMAS)
 def test_invalid_schema_is_refused(tmp_path, change):
     lox.save({"x": np.float64(1)}, tmp_path / "run")
     changed(tmp_path / "run", change)
@@ -228,7 +231,7 @@ def test_names_in_untrusted_files_are_not_used_as_paths(tmp_path, name):
 
 
 def test_load_reads_only_selected_keys(tmp_path):
-    """Of files that are far larger than memory; they are holes, and so all zeros."""
+    """The files are sparse and far larger than memory."""
     run = create_run(tmp_path / "run", "x")
     writer = Writer(run)
     writer.write(lox.logdict({"small": np.int64(7)}))
@@ -271,7 +274,7 @@ def peak_memory(function):
 def test_places_file_larger_than_its_records_is_refused(tmp_path, size, name):
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / name
-    os.truncate(path, size)  # the end is a hole
+    os.truncate(path, size)  # the end is sparse
 
     def load():
         with pytest.raises(lox.StoreError, match=rf"{name} is damaged"):
@@ -282,7 +285,7 @@ def test_places_file_larger_than_its_records_is_refused(tmp_path, size, name):
 
 
 def test_places_file_with_too_many_places_is_bounded_by_its_records(tmp_path):
-    """More places than records, whose checksums are right."""
+    """There are more places than records, with correct checksums."""
     expected = two_segments(tmp_path / "run")
     path = tmp_path / "run" / "writer-0000" / "0000.places"
     with open(path, "ab") as file:
@@ -326,12 +329,12 @@ def test_small_part_of_large_records_is_memory_mapped(tmp_path):
     run = tmp_path / "run"
     lox.save({"small": np.int8(1), "wide": np.zeros(2**12, np.int8)}, run)
     (path,) = run.rglob("*.npy")
-    os.truncate(path, 2**24 * (2**12 + 1))  # holes, of which each row would be a page
+    os.truncate(path, 2**24 * (2**12 + 1))  # sparse; each row would be a page
     found = lox.load(run, "small")["small"]
     assert 2**23 < len(found) <= 2**24 and not found.flags.owndata
 
 
-# what to repeat how often between a beginning and an end
+# a start, a part to repeat, how often, and an end
 BOMBS = {
     "lists": ("[", "[],", 15_000_000, "[]]"),
     "numbers": ("[", "-9,", 10_000_000, "1]"),

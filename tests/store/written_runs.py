@@ -45,11 +45,11 @@ def lost_records_allowed():
         yield
 
 
-# --- killed processes --------------------------------------------------------
+# --- killed processes ------------------------------------------------------
 
 
 def call_of(child, i):
-    """What the `i`-th call of a process writes; its values say whose they are."""
+    """What the `i`-th call of a process writes; the values identify the process."""
     number = child * 10_000 + i
     row = np.int64(number * 10)
     rows = row + np.arange(3)
@@ -67,7 +67,7 @@ def call_of(child, i):
 
 
 def columns_of(logs):
-    """One number for each row of each key; and all that a row has must agree."""
+    """One number per row of each key, after checking that the row is consistent."""
     columns = {}
     for name, value in logs.items():
         rows = np.asarray(value["b"][0] if name == "tree" else value)
@@ -87,14 +87,14 @@ def columns_of(logs):
 
 
 def check_rows(logs, acknowledged):
-    """All that was acknowledged is there, in its order, and at most one call more."""
+    """Asserts that all acknowledged calls are there in order, and at most one more."""
     found = columns_of(logs)
     expected = {}
     for child, count in acknowledged.items():
         for i in range(count):
             for name, rows in columns_of(call_of(child, i)).items():
                 expected.setdefault(name, []).extend(rows)
-        # what was being written may be there, or its first rows, or nothing of it
+        # of the call being written there may be all rows, the first rows, or none
         for name, rows in columns_of(call_of(child, count)).items():
             known = expected.setdefault(name, [])
             for row in rows:
@@ -105,7 +105,7 @@ def check_rows(logs, acknowledged):
 
 
 def row_writer(writer):
-    """Writes single rows as programs hand them over, and other logs as they are."""
+    """Writes single rows as programs deliver them, and other logs unchanged."""
     openers = {}
 
     def write(logs):
@@ -131,7 +131,7 @@ def row_opener(tree, names):
     return open_row
 
 
-# --- disks -------------------------------------------------------------------
+# --- disks -----------------------------------------------------------------
 
 
 def scanned(x, n=50):
@@ -142,11 +142,11 @@ def scanned(x, n=50):
     return lax.scan(body, x, jnp.arange(n))[0]
 
 
-# --- damaged files -----------------------------------------------------------
+# --- damaged files ---------------------------------------------------------
 
 
 def two_segments(run, count=6):
-    """A run whose key `x` is in two segments, in turn."""
+    """A run whose key `x` alternates between two segments."""
     writer = Writer(create_run(run, "x"))
     for i in range(count):
         writer.write(lox.logdict({"x": np.int16(i)} | ({"odd": 1.0} if i % 2 else {})))
@@ -173,18 +173,18 @@ def finished_run(store, finish=True):
     return run / "writer-0000"
 
 
-# --- files of strangers ------------------------------------------------------
+# --- files of strangers ----------------------------------------------------
 
 
 def changed(run, change):
-    """Makes a change to the schema of a run, and lets the checksum fit."""
+    """Changes the schema of a run and updates the checksum."""
     path = sidecar(run)
     content = store_format.read_json(path)
     change(content["schema"])
     store_format.write_json(path, content)
 
 
-def evil(name, value):
+def with_field(name, value):
     def change(schema):
         *path, last = name.split(".")
         for part in path:
@@ -195,7 +195,7 @@ def evil(name, value):
 
 
 def with_checksum(content_text):
-    """A file as `write_json` makes it, of content that it would not take."""
+    """The text of a `write_json` file, also for content that it would refuse."""
     try:
         text = json.dumps(json.loads(content_text), sort_keys=True)
     except (RecursionError, ValueError):
@@ -203,7 +203,7 @@ def with_checksum(content_text):
     return f'{{"crc32": {zlib.crc32(text.encode())}, "content": {content_text}}}'
 
 
-# --- formats -----------------------------------------------------------------
+# --- formats ---------------------------------------------------------------
 
 
 def _ragged(n):

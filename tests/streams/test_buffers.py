@@ -39,7 +39,7 @@ def test_reduced_tap_calls_back_once_at_the_end():
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_tapped_and_spooled_windows_agree(size):
-    """Small ones are folded when they are complete, large ones as they go."""
+    """Small windows are reduced when they are complete, large ones row by row."""
     xs = jnp.arange(7.0)[:, None] * jnp.ones(size)
     for name in ("mean", "first", "var", average):
         calls = tapped(scanned, xs, reduce=name, window=3)

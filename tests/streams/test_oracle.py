@@ -1,4 +1,4 @@
-"""Streams of random programs give what NumPy makes of a plain run's events."""
+"""Streams of random programs give what NumPy computes from a plain Python run."""
 
 import os
 
@@ -12,7 +12,7 @@ from tests import oracle, streams_oracle
 from tests.interpreter.test_oracle import LANES, X
 
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "50")))
-ROOM = 200  # more rows than any of the programs logs of a key
+ROOM = 200  # more rows than any program logs per key
 
 
 def check(seed: int) -> None:

@@ -8,7 +8,7 @@ from jax import lax
 import lox
 from tests.streams.programs_with_streams import NAMES, average, reduced, scanned
 
-# --- windows and intervals ---------------------------------------------------
+# --- windows and intervals --------------------------------------------------
 
 
 def nested():
@@ -64,7 +64,7 @@ def test_reduced_rows_are_never_allocated():
         assert bytes_of(lox.spool(scanned, **options), long) < 100 * row + 40 * row
 
 
-# --- bad input ---------------------------------------------------------------
+# --- bad input -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0, -1, True])

@@ -1,4 +1,4 @@
-"""What a transformed function sees of its arguments, and what is remembered of them."""
+"""Arguments of transformed functions, and how they are cached."""
 
 import dataclasses
 import enum
@@ -268,7 +268,7 @@ def test_python_bools_in_pytree_are_static():
     assert jax.jit(lambda x: lox.nolog(f)((False, 0.5), x))(2.0) == 1.0
 
 
-# --- caches ------------------------------------------------------------------
+# --- caches ----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

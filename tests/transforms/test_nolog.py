@@ -1,4 +1,4 @@
-"""`lox.nolog`: nothing is logged, and nothing is left of it in the program."""
+"""`lox.nolog` removes all logs from a program."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Bugs that an earlier library of this kind had, each shown not to be here."""
+"""Bugs of an earlier logging library that lox must not have."""
 
 import pickle
 

@@ -106,7 +106,7 @@ def test_new_callback_per_call_gets_only_its_own_events():
         assert len(calls) == 8 and calls[0]["start"] == i
 
 
-# --- lanes -------------------------------------------------------------------
+# --- lanes -----------------------------------------------------------------
 
 
 def lane_log(x):
@@ -173,7 +173,7 @@ def test_batched_callback_gets_mask_of_lanes():
     assert batches == []
 
 
-# --- interval ----------------------------------------------------------------
+# --- interval --------------------------------------------------------------
 
 
 def test_interval_counts_each_key_across_calls_and_loops():
@@ -219,7 +219,7 @@ def test_interval_restarts_per_call_and_counts_per_lane():
     assert sorted((int(c.n["i"]), int(c["i"])) for c in calls) == sorted(found)
 
 
-# --- exceptions --------------------------------------------------------------
+# --- exceptions ------------------------------------------------------------
 
 
 class BoomError(Exception):
@@ -239,7 +239,7 @@ def test_callback_exception_reaches_eager_caller_and_next_calls_work():
         calls.clear()
         with pytest.raises(BoomError, match="at a"):
             f(jnp.arange(3))
-        # a callback that failed gets no more events of that run
+        # a callback that failed gets no more events of that call
         assert first_keys(calls) == ["start", "a"]
         jax.effects_barrier()
         assert jax.jit(lambda x: x + 1)(1) == 2
@@ -283,7 +283,7 @@ def test_callback_is_never_called_concurrently():
 
     def callback(logs):
         inside.append(1)
-        for _ in range(100):  # others come in, if they can
+        for _ in range(100):  # lets other threads enter, if they can
             time.sleep(0)
         assert len(inside) == 1
         inside.pop()
