@@ -4,7 +4,8 @@ from typing import Any
 
 import lox._runtime
 from lox._errors import LoxTypeError
-from lox._events.event import Call, Event, Route
+from lox._events.condition import Condition
+from lox._events.event import Call, Event, Layout, Route
 from lox._events.log import arrays_of, numbers_of
 from lox._events.primitive import log_p
 from lox._reduce.reductions import check_one
@@ -13,7 +14,9 @@ from lox._source import user_source
 API = "logify"
 
 
-def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> None:
+def log(
+    name: str, value: Any, reduction: str | lox.Reduction = "replace", when: Any = None
+) -> None:
     """Logs a value for the enclosing `logify.logify`; without one, does nothing.
 
     Args:
@@ -22,6 +25,8 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         reduction: how to reduce multiple values: `"replace"` keeps the last one,
             `"append"` keeps all of them; others are `mean sum min max first last count
             std var`, or a `lox.Reduction`.
+        when: log only if this is true; an array makes every true element of the value
+            an event of its own, as in `lox.log`.
 
     Example:
         >>> import logify
@@ -42,6 +47,10 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         )
     reduced = check_one(reduction, f"the `reduction` of the {caller}")
     leaves, tree = arrays_of(value, name, caller)
+    condition = None if when is None else Condition.of(when, caller)
+    masks = []
+    if condition is not None:
+        leaves, masks = condition.values(name, leaves), [condition.mask]
     call = Call(
         keys=(f"{name} ({_label(reduction)})",),
         trees=(tree,),
@@ -50,9 +59,12 @@ def log(name: str, value: Any, reduction: str | lox.Reduction = "replace") -> No
         reduce=reduced,
         api=API,
         api_data=(name, reduction),
+        conditional=condition is not None,
         numbers=numbers_of([value], [tree]),
     )
-    log_p.bind(*leaves, event=Event(call, route=Route(quiet=True)))
+    elements = condition is not None and bool(condition.shape)
+    layout = Layout(elements=elements, masked=condition is not None)
+    log_p.bind(*leaves, *masks, event=Event(call, layout, Route(quiet=True)))
 
 
 def _label(reduction: Any) -> str:

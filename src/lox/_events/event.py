@@ -45,6 +45,7 @@ class Call:
         reduce: the reduction it asks for, if any.
         api: the API it belongs to; transformations of one API ignore events of others.
         api_data: what else that API knows about it.
+        conditional: whether it has a `when`.
         early: whether it may be in a program that runs while another one is traced
             (see `not_traced`).
         numbers: the Python numbers among the leaves and then the steps, None for values
@@ -61,6 +62,7 @@ class Call:
     reduce: Any = None
     api: str = "lox"
     api_data: Any = None
+    conditional: bool = False
     early: bool = False
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
@@ -83,7 +85,10 @@ class Layout:
     Attributes:
         lanes: the number of leading axes of all operands but the anchors, one for each
             `vmap` around the call.
-        masked: whether a boolean operand says which lanes log the event.
+        elements: whether values, steps and mask have an axis of elements after the
+            lanes, each an event of its own (see `condition`).
+        masked: whether a boolean operand says which lanes, and which elements, log the
+            event.
         buffered: whether values and steps have a time axis after the lanes; an operand
             tells the number of valid rows.
         anchors: the number of operands that only hold the event inside its loop (see
@@ -95,6 +100,7 @@ class Layout:
     """
 
     lanes: int = 0
+    elements: bool = False
     masked: bool = False
     buffered: bool = False
     anchors: int = 0

@@ -12,11 +12,12 @@ from lox._errors import LoxTypeError, RangeError, StepError, describe
 from lox._jax import host, tracing
 from lox._jax.numbers import lost_by, number_of, rounds
 from lox._libraries.nnx import as_arrays
-from lox._logs.access import key_of, metadata_of, with_info
+from lox._logs.access import key_of
 from lox._logs.logdict import RESERVED, logdict, reserved_step
 from lox._reduce import reductions
 from lox._source import Source, user_source
 
+from .condition import Condition, event_logs
 from .event import Call, Event, Layout, Route
 from .not_traced import check_host_function, may_run_early
 from .primitive import log_p
@@ -31,6 +32,7 @@ def log(
     reduce: Any = None,
     prefix: str = "",
     explicit: bool = False,
+    when: Any = None,
     **steps: Any,
 ) -> logdict:
     """Logs named values, wherever in a program this is called.
@@ -46,6 +48,9 @@ def log(
             says otherwise: a name (`"mean"`), or a dict of names by key.
         prefix: put in front of every key.
         explicit: if True, the event appears only where `argnames` or `tags` ask for it.
+        when: log only if this is true. An array makes every true element an event of
+            its own, in C order: its shape must be a prefix of the shape of every value,
+            and steps are numbers or have its shape.
         **steps: step numbers, by any name: `step=i`, `episode=n`.
 
     Returns:
@@ -58,6 +63,14 @@ def log(
         ...     return x * x
         >>> _ = f(3).block_until_ready()
         {'x': 3, 'y': 4}
+
+        Only what has finished, of many environments:
+
+        >>> def step(returns, done):
+        ...     lox.log({"return": returns}, when=done)
+        >>> returns, done = jnp.array([1.0, 2.0, 3.0]), jnp.array([True, False, True])
+        >>> lox.spool(step)(returns, done)[1]
+        {'return': [1.0, 3.0]}
     """
     source = user_source()
     if data is _NOTHING:
@@ -78,7 +91,7 @@ def log(
             f"`lox.log` at {source} got {describe(others[0])} beside the values. Steps "
             'and options go by their names: `lox.log({"loss": loss}, step=i)`.'
         )
-    return log_from(source, data, tags, reduce, prefix, explicit, steps)
+    return log_from(source, data, tags, reduce, prefix, explicit, steps, when)
 
 
 def log_from(
@@ -89,6 +102,7 @@ def log_from(
     prefix: Any,
     explicit: Any,
     steps: dict[str, Any],
+    when: Any = None,
 ) -> logdict:
     """Logs on behalf of a line of the user's."""
     at = f" at {source}"
@@ -105,8 +119,9 @@ def log_from(
             f"the step another name, such as `{name}_step`."
         )
     if isinstance(data, logdict) and (data.mask or data.steps):
-        return _log_again(source, data, tags, reduce, prefix, explicit, steps)
-    return _log_event(source, data, None, tags, reduce, prefix, explicit, steps)
+        return _log_again(source, data, tags, reduce, prefix, explicit, steps, when)
+    condition = None if when is None else Condition.of(when, f"`lox.log`{at}")
+    return _log_event(source, data, condition, tags, reduce, prefix, explicit, steps)
 
 
 def _log_again(
@@ -117,9 +132,12 @@ def _log_again(
     prefix: str,
     explicit: bool,
     steps: dict[str, Any],
+    when: Any,
 ) -> logdict:
     """Logs what was spooled, with the steps it has, and only if it happened."""
     result = logdict()
+    caller = f"`lox.log` at {source}"
+    given = None if when is None else Condition.of(when, caller)
     for key in logs:
         mask = logs.mask.get(key)
         if mask is not None and jnp.ndim(mask):
@@ -131,14 +149,20 @@ def _log_again(
         own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
         own.update(steps)
         one = {key: logs[key]}
-        result |= _log_event(source, one, mask, tags, reduce, prefix, explicit, own)
+        condition = given
+        if mask is not None:
+            both = mask if given is None else jnp.reshape(mask & when, jnp.shape(when))
+            condition = Condition.of(both, caller)
+        result |= _log_event(
+            source, one, condition, tags, reduce, prefix, explicit, own
+        )
     return result
 
 
 def _log_event(
     source: Source,
     data: Mapping[str, Any],
-    mask: Any,
+    condition: Condition | None,
     tags: Any,
     reduce: Any,
     prefix: str,
@@ -154,10 +178,15 @@ def _log_event(
                 f"`lox.log({{{str(key)!r}: ...}})`."
             )
         value_leaves, tree = arrays_of(value, key, f"`lox.log`{at}")
+        if condition is not None:
+            value_leaves = condition.values(key, value_leaves)
         keys.append(prefix + key)
         trees.append(tree)
         leaves += value_leaves
-    numbers = [_step(name, value, at) for name, value in steps.items()]
+    shape = () if condition is None else condition.shape
+    numbers = [_step(name, value, at, shape) for name, value in steps.items()]
+    if condition is not None:
+        numbers = list(map(condition.step, numbers))
     call = Call(
         keys=tuple(keys),
         trees=tuple(trees),
@@ -166,14 +195,16 @@ def _log_event(
         tags=_tags(tags, at),
         explicit=explicit,
         reduce=_prefixed(reductions.check(reduce, f" of the `lox.log`{at}"), prefix),
+        conditional=condition is not None,
         early=may_run_early(),
         numbers=numbers_of(data.values(), trees, steps.values()),
     )
-    event = Event(call, Layout(masked=mask is not None), Route(quiet=explicit))
+    layout = Layout(elements=bool(shape), masked=condition is not None)
+    event = Event(call, layout, Route(quiet=explicit))
     if keys:
         if tracing.at_top_level():
             check_host_function(keys, source)
-        masks = [] if mask is None else [jnp.asarray(mask)]
+        masks = [] if condition is None else [condition.mask]
         operands = [*leaves, *numbers, *masks]
         if any(isinstance(x, np.ndarray) for x in operands):
             log_p.impl(*operands, event=event)  # `bind` would make it JAX's
@@ -183,18 +214,12 @@ def _log_event(
     values = [
         tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees
     ]
-    logs = logdict(
-        zip(keys, values, strict=True),
-        {
-            name: dict.fromkeys(keys, number)
-            for name, number in zip(steps, numbers, strict=True)
-        },
+    return event_logs(
+        dict(zip(keys, values, strict=True)),
+        dict(zip(steps, numbers, strict=True)),
+        condition,
+        call.tags,
     )
-    if call.tags:
-        infos = metadata_of(logs).info.items()
-        tagged = {key: info._replace(tags=call.tags) for key, info in infos}
-        return with_info(logs, tagged)
-    return logs
 
 
 def numbers_of(
@@ -281,13 +306,14 @@ def _too_large(number: Any, name: str) -> str:
     )
 
 
-def _step(name: str, value: Any, at: str) -> Any:
+def _step(name: str, value: Any, at: str, when: tuple[int, ...] = ()) -> Any:
     if name in RESERVED:
         raise StepError(f"`lox.log`{at}: {reserved_step(name)}")
-    if not is_array(value) or jnp.ndim(value) != 0:
+    if not is_array(value) or jnp.shape(value) not in ((), when):
         shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
+        other = f" or have the shape {when} of `when`" if when else ""
         raise StepError(
-            f"`lox.log`{at}: the step {name!r} must be a scalar, not "
+            f"`lox.log`{at}: the step {name!r} must be a scalar{other}, not "
             f"{describe(value)}{shape}. Log {name!r} as a value, or pass one number "
             "of it."
         )

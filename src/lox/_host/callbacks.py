@@ -127,10 +127,13 @@ class CallbackSink(HostSink):
             return take_row
         open_event = batch_opener(event) if self.batched else lane_opener(event)
 
+        each = event.layout.elements and not self.batched
+
         def take(operands: Sequence[Any]) -> None:
             for logs in open_event(operands):
-                if logs:
-                    self.callback(logs)
+                for one in logs.rows() if each else (logs,):
+                    if one:
+                        self.callback(one)
 
         return take
 

@@ -22,11 +22,15 @@ _ARRAY = jax.tree.structure(0)  # the structure of a value that is a single arra
 
 
 def lane_opener(event: Event) -> Open:
-    """Opens an event as one logdict per lane, in order; empty if it was not logged."""
+    """Opens an event as one logdict per lane, in order; empty if it was not logged.
+
+    A logdict has several rows if the event is a buffer or has elements.
+    """
     if event.layout.buffered:
         return _buffer_opener(event)
     if event.layout.masked:
-        return lambda operands: _lanes(_open(event, operands), event.layout.lanes)
+        lanes = event.layout.lanes
+        return lambda operands: _lanes(_open(event, operands), lanes)
     open_row = row_opener(event.with_layout(lanes=0))
     if not event.layout.lanes:
         return lambda operands: (open_row(operands),)
@@ -78,9 +82,12 @@ def row_opener(event: Event) -> OpenRow:
 
 
 def _open(event: Event, operands: Sequence[Any]) -> logdict:
-    """The logdict of one event, with the lanes of the event as leading axes."""
+    """The logdict of one event, with its elements and lanes as leading axes."""
+    lanes, elements = event.layout.lanes, event.layout.elements
+    if elements:
+        operands = [np.moveaxis(x, lanes, 0) for x in operands]
     parts = event.split(operands)
-    return _logdict(event, parts, False, event.layout.lanes, parts.mask)
+    return _logdict(event, parts, elements, lanes, parts.mask)
 
 
 def _lanes(logs: logdict, depth: int) -> list[logdict]:

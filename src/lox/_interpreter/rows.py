@@ -45,6 +45,7 @@ class Rows:
         unbounded: whether there may be more rows than these, which are only types.
         devices: whether some lanes are devices of a mesh.
         tags: those of all lines that logged it.
+        sparse: whether some rows have a `when`, so that few of them may happen.
         flattened: whether some rows are lanes of a `vmap`, one after the other.
     """
 
@@ -63,6 +64,7 @@ class Rows:
     unbounded: bool = dataclasses.field(metadata={"static": True}, default=False)
     devices: bool = dataclasses.field(metadata={"static": True}, default=False)
     tags: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
+    sparse: bool = dataclasses.field(metadata={"static": True}, default=False)
     flattened: bool = dataclasses.field(metadata={"static": True}, default=False)
 
     @property
@@ -129,8 +131,14 @@ Reductions = Callable[[str, Checked], AnyReduction | None]
 
 
 def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Record:
-    """The rows of a single event."""
-    parts = event.split([jnp.asarray(x) for x in operands])
+    """The rows of a single event; its elements are the time axis."""
+    arrays = [jnp.asarray(x) for x in operands]
+    if event.layout.elements:
+        count = len(arrays) - event.layout.anchors
+        arrays[:count] = (
+            jnp.moveaxis(x, event.layout.lanes, 0) for x in arrays[:count]
+        )
+    parts = event.split(arrays)
     steps = _ordered(zip(event.call.steps, parts.steps, strict=True))
     numbers, step_numbers = event.call.split_numbers()
     pairs = zip(parts.steps, step_numbers, strict=True)
@@ -148,7 +156,7 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 steps=steps,
                 mask=parts.mask,
                 tree=tree,
-                stacked=False,
+                stacked=event.layout.elements,
                 lanes=event.layout.lanes,
                 weak=tuple(
                     _literals(leaf, number, event.call.source)
@@ -158,6 +166,7 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 lines=(event.call.source,),
                 reduce=reductions(key, event.call.reduce),
                 tags=event.call.tags,
+                sparse=event.call.conditional,
             ),
         )
         for key, tree, leaves, known in zip(
@@ -172,15 +181,20 @@ def _literals(x: Any, number: Any, source: Source) -> Literals:
 
 
 def event_of(record: Record, like: Event) -> tuple[Event, list[Any]]:
-    """Some of the rows of an event, each of one row, as an event again."""
+    """Rows of an event as an event again; a time axis becomes its elements."""
     first = next(iter(record.values()))
     trees = tuple(rows.tree for rows in record.values())
     event = like.with_call(keys=tuple(record), trees=trees, numbers=())
     masked = first.mask is not None
-    event = event.with_layout(lanes=first.lanes, masked=masked, anchors=0)
+    event = event.with_layout(
+        lanes=first.lanes, elements=first.stacked, masked=masked, anchors=0
+    )
     values = [list(rows.leaves) for rows in record.values()]
     operands = Operands(values, list(first.steps.values()), first.mask, None, [])
-    return event, operands.flat()
+    flat = operands.flat()
+    if first.stacked:
+        flat = [jnp.moveaxis(x, 0, first.lanes) for x in flat]
+    return event, flat
 
 
 def map_rows(record: Record, change: Callable[[Rows], Rows]) -> Record:
@@ -227,6 +241,7 @@ def outline(record: Record, numbers: bool = True) -> Any:
             list(map(adopting, rows.weak_steps)) if numbers else None,
             rows.reduce,
             rows.unbounded,
+            rows.sparse,
             rows.flattened,
             list(rows.steps),
             rows.mask is None,
@@ -277,6 +292,7 @@ def _concatenate(key: str, parts: list[Rows]) -> Rows:
         mask=None
         if first.mask is None
         else concatenate(*(part.mask for part in parts)),
+        sparse=any(part.sparse for part in parts),
         flattened=any(part.flattened for part in parts),
     )
 
@@ -327,6 +343,7 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
             weak_steps=first.weak_steps,
             reduce=first.reduce,
             tags=first.tags,
+            sparse=any(rows.sparse for rows in present),
             flattened=any(rows.flattened for rows in present),
         )
         for rows in alike

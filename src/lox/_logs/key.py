@@ -155,6 +155,11 @@ class Key(NamedTuple):
         module = namespace(leaves_of(self.value)[0])
         return self._replace(mask=module.ones(self._row_shape(), dtype=bool))
 
+    def only_if(self, condition: Any) -> "Key":
+        """The same rows, which happen only if a scalar is true."""
+        masked = self._masked()
+        return masked._replace(mask=masked.mask & condition)
+
     def reduced(self, key: str, reduction: AnyReduction | None) -> "Key":
         """Reduces the rows over time."""
         if reduction is None:

@@ -4,7 +4,6 @@ Keys that are always logged together, with the same stages, share a stream.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.selection import Selection
 from lox._interpreter.contents import events_inside, events_of
-from lox._interpreter.rows import Record, Rows
+from lox._interpreter.rows import Record, Rows, map_rows
 from lox._logs.grouping import group_keys
 
 from .stages import State
@@ -122,7 +121,7 @@ class Streams:
     def update(
         self, state: StreamStates, record: Record, emit: Emit | None = None
     ) -> tuple[Record, StreamStates]:
-        """Puts the rows of one event into their streams.
+        """Puts rows into their streams, in order.
 
         Args:
             state: the states.
@@ -140,39 +139,24 @@ class Streams:
                 emit(stream, rows, new, due)
             return new
 
-        return self._updated(state, record, functools.partial(_each_lane, update))
-
-    def update_all(
-        self, state: StreamStates, record: Record
-    ) -> tuple[Record, StreamStates]:
-        """Puts the rows of many events into their streams, in order."""
-
-        def update(stream: Stream, one: State, row: Record) -> State:
-            return stream.update(one, row)[0]
-
-        def update_all(stream: Stream, one: State, rows: Record) -> State:
-            def body(one: State, row: Record) -> tuple[State, None]:
-                row = Record(
-                    (key, dataclasses.replace(rows, stacked=False))
-                    for key, rows in row.items()
-                )
-                return _each_lane(update, stream, one, row), None
-
-            if next(iter(rows.values())).stacked:
-                return jax.lax.scan(body, one, rows)[0]
-            return body(one, rows)[0]
-
-        return self._updated(state, record, update_all)
-
-    def _updated(
-        self, state: StreamStates, record: Record, update: Update
-    ) -> tuple[Record, StreamStates]:
         for number in self._taking(record, state):
             stream = self._streams[number]
             rows = Record((key, record[key]) for key in stream.rows)
-            state = {**state, number: update(stream, state[number], rows)}
+            state = {**state, number: _each_row(update, stream, state[number], rows)}
             record = Record((k, one) for k, one in record.items() if k not in rows)
         return record, state
+
+
+def _each_row(update: Update, stream: Stream, state: State, rows: Record) -> State:
+    """Updates a stream by rows, in order of time."""
+    if not next(iter(rows.values())).stacked:
+        return _each_lane(update, stream, state, rows)
+
+    def body(state: State, row: Record) -> tuple[State, None]:
+        row = map_rows(row, lambda one: dataclasses.replace(one, stacked=False))
+        return _each_lane(update, stream, state, row), None
+
+    return jax.lax.scan(body, state, rows)[0]
 
 
 def _each_lane(update: Update, stream: Stream, state: State, rows: Record) -> State:

@@ -67,7 +67,7 @@ class _Spooler(Taker):
         return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 
     def absorb(self, record: Record, state: State) -> tuple[Record, State]:
-        record, streams = self._streams.update_all(state.streams, record)
+        record, streams = self._streams.update(state.streams, record)
         return record, state.with_streams(streams)
 
 
@@ -83,7 +83,10 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
         reduction = rows.reduction
         multi_row = rows.stacked or rows.unbounded
         logged = rows.length or rows.unbounded
-        needed = reduction or rows.unbounded or (options.interval and multi_row)
+        # rows with a `when` may be few: a capacity is room for those that happen
+        sparse = rows.sparse and options.capacity is not None
+        thinned = sparse or (options.interval and multi_row)
+        needed = reduction or rows.unbounded or thinned
         if not logged or not needed:
             continue
         window = options.window if reduction else None
@@ -91,7 +94,8 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
         if not reduction or window:
             size = options.capacity
             if not rows.unbounded:
-                size = -(-rows.length // (interval * (window or 1)))
+                length = -(-rows.length // (interval * (window or 1)))
+                size = min(length, size or length) if sparse else length
             if size is None:
                 continue
         step = reduction.step if reduction else None

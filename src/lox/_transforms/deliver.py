@@ -112,7 +112,7 @@ class _Tapper(Taker):
     ) -> tuple[Record, State]:
         run = self._run_of(event, state)
         if not self._streams:
-            self._deliver(event, operands, run)
+            self._deliver_happened(event, operands, run)
             return Record(), state
 
         def emit(stream: Stream, rows: Record, new: StreamState, due: Any) -> None:
@@ -134,7 +134,7 @@ class _Tapper(Taker):
             state = state.with_streams(new)
         if left:
             self._streams.check_optional(left)
-            self._deliver(*event_of(left, event), run)
+            self._deliver_happened(*event_of(left, event), run)
         return Record(), state
 
     def part(self, state: State, eqn: Any) -> State:
@@ -167,6 +167,16 @@ class _Tapper(Taker):
                     stream.first.source,
                     state.run,
                 )
+
+    def _deliver_happened(
+        self, event: Event, operands: Sequence[Any], run: Any
+    ) -> None:
+        """Delivers an event; one with a `when` only if it is true in some lane."""
+        if not event.call.conditional:
+            self._deliver(event, operands, run)
+            return
+        mask = event.split(operands).mask
+        self._deliver_if(mask, operands, lambda values: (event, values), run)
 
     def _deliver_batch(
         self,

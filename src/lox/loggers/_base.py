@@ -137,16 +137,24 @@ class Logger:
         """Closes the runs, after everything logged to them was written."""
         send(self._runs, self._checked(state).words, CloseSink)
 
-    def log(self, state: LoggerState, logs: Mapping[str, Any], **steps: Any) -> None:
+    def log(
+        self,
+        state: LoggerState,
+        logs: Mapping[str, Any],
+        when: Any = None,
+        **steps: Any,
+    ) -> None:
         """Logs values to the runs of a state.
 
         Args:
             state: the state returned by `init`.
             logs: values by name, or logs returned by `lox.spool`.
+            when: log only if this is true; an array makes every true element of the
+                values a row of its own, as in `lox.log`.
             **steps: step numbers, for values without steps: `step=i`.
         """
         words = self._checked(state).words
-        checked = check_logs(logs, steps, type(self).__name__)
+        checked = check_logs(logs, steps, type(self).__name__, when)
         if not (self._accepts_typed_keys and is_outermost()):
             checked = with_key_data(checked)
         send(self._runs, (words, checked), WriteSink)

@@ -28,11 +28,12 @@ class Guard(EveryEvent):
                 "between lanes. Log it in the function itself, or outside of it."
             )
         parts = event.split(operands)
-        lanes = jnp.shape(parts.values[0][0])[: event.layout.lanes]
+        axes = event.layout.lanes + event.layout.elements
+        shape = jnp.shape(parts.values[0][0])[:axes]
         # the lanes of the loop or branch come first; those of a `vmap` inside, after
-        inner = (1,) * (len(lanes) - jnp.ndim(context))
+        inner = (1,) * (len(shape) - jnp.ndim(context))
         active = jnp.reshape(context, jnp.shape(context) + inner)
-        active = jnp.broadcast_to(active, lanes)
+        active = jnp.broadcast_to(active, shape)
         parts.mask = active if parts.mask is None else parts.mask & active
         event = event.with_layout(masked=True)
         log_p.bind(*parts.flat(), event=event)

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, StepError
+from lox._events.condition import Condition, event_logs
 from lox._events.log import arrays_of
 from lox._events.payload import send_payload
 from lox._host import signals
 from lox._jax import array_types, host
-from lox._logs.logdict import logdict
+from lox._logs.access import keys_of, metadata_of
+from lox._logs.logdict import from_keys, logdict
 from lox._source import user_source
 from lox._transforms.compiled import is_outermost
 
@@ -57,7 +59,7 @@ def _to_host(x: Any) -> Any:
 
 
 def check_logs(
-    logs: Mapping[str, Any], steps: Mapping[str, Any], logger: str
+    logs: Mapping[str, Any], steps: Mapping[str, Any], logger: str, when: Any = None
 ) -> logdict:
     """Checks the arguments of `Logger.log`, and converts them to a `logdict`."""
     call = f"`{logger}.log`"
@@ -66,6 +68,8 @@ def check_logs(
             f"{call} takes a state and values by name, not {logs!r}: "
             '`logger.log(state, {"loss": loss}, step=i)`.'
         )
+    caller = f"{call} at {user_source()}"
+    condition = None if when is None else Condition.of(when, caller)
     if isinstance(logs, logdict) and steps:
         raise LoxTypeError(
             f"a `logdict` has steps of its own; {call} takes "
@@ -74,18 +78,40 @@ def check_logs(
     for key, value in logs.items():
         leaves = jax.tree.leaves(value)
         if not leaves or not all(map(_is_array, leaves)):
-            arrays_of(value, key, f"{call} at {user_source()}")  # raises
+            arrays_of(value, key, caller)  # raises
     if isinstance(logs, logdict):
-        return logs
+        return logs if condition is None else _masked(logs, condition)
+    shape = () if condition is None else condition.shape
     for name, step in steps.items():
-        if not _is_array(step) or np.ndim(step):
+        if not _is_array(step) or np.shape(step) not in ((), shape):
             raise StepError(
-                f"{call} at {user_source()}: the step {name!r} must be a number, not "
+                f"{caller}: the step {name!r} must be a number, not "
                 f"{step!r:.80}. To log several rows at once, pass a `lox.logdict(..., "
                 "stacked=True)`."
             )
-    by_key = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
-    return logdict(logs, by_key)
+    if condition is None:
+        by_key = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
+        return logdict(logs, by_key)
+    values = {}
+    for key, value in logs.items():
+        leaves, tree = arrays_of(value, key, caller)
+        values[key] = tree.unflatten(condition.values(key, leaves))
+    return event_logs(
+        values, {name: condition.step(step) for name, step in steps.items()}, condition
+    )
+
+
+def _masked(logs: logdict, condition: Condition) -> logdict:
+    """Logs of which all rows happen or none."""
+    if condition.shape:
+        raise LoxTypeError(
+            f"{condition.caller}: the `when` of a `logdict` must be a scalar. Pass the "
+            "values as a plain dict to log some of their elements."
+        )
+    return from_keys(
+        ((name, key.only_if(condition.mask)) for name, key in keys_of(logs).items()),
+        metadata_of(logs).steps,
+    )
 
 
 def _is_array(x: Any) -> bool:
