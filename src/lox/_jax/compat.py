@@ -2,7 +2,7 @@
 
 Nothing else in lox imports `jax._src`. Each name is requested with the reason that lox
 needs it. If a version of JAX does not have the name, there is either a default, or
-using it raises an error with that reason. `tests/test_canaries.py` checks that the
+using it raises an error with that reason. `tests/jax/test_canaries.py` checks that the
 installed version of JAX has all of them.
 """
 
