@@ -73,8 +73,8 @@ def row_opener(event: Event) -> OpenRow:
         return make_logdict(zip(keys, operands), metadata)  # noqa: B905
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
-        several = event.route.multi_row or (None,) * count
-        for key, x, multi_row in zip(keys, operands[:count], several, strict=True):
+        multi_rows = event.route.multi_row or (None,) * count
+        for key, x, multi_row in zip(keys, operands[:count], multi_rows, strict=True):
             info[key] = KeyInfo(False, 0, (np.ndim(x),), event.call.tags, multi_row)
         return info
 
@@ -158,13 +158,13 @@ def _logdict(
 ) -> logdict:
     data: dict[str, Any] = {}
     info: dict[str, KeyInfo] = {}
-    several = dict(zip(event.call.keys, event.route.multi_row, strict=False))
+    multi_row = dict(zip(event.call.keys, event.route.multi_row, strict=False))
     for key, tree, leaves in zip(
         event.call.keys, event.call.trees, parts.values, strict=True
     ):
         data[key] = tree.unflatten(leaves)
         ndims = tuple(np.ndim(leaf) - stacked - lanes for leaf in leaves)
-        info[key] = KeyInfo(stacked, lanes, ndims, event.call.tags, several.get(key))
+        info[key] = KeyInfo(stacked, lanes, ndims, event.call.tags, multi_row.get(key))
     steps = {
         name: dict.fromkeys(event.call.keys, value)
         for name, value in zip(event.call.steps, parts.steps, strict=True)
