@@ -16,6 +16,7 @@ from lox._logs.access import metadata_of, with_info
 from lox._logs.key import KeyInfo
 from lox._logs.logdict import OpenRow, logdict, make_logdict
 from lox._logs.metadata import Metadata
+from lox._logs.row_maker import row_maker
 
 Open = Callable[[Sequence[Any]], Iterable[logdict]]
 _ARRAY = jax.tree.structure(0)  # the structure of a value that is a single array
@@ -57,28 +58,18 @@ def row_opener(event: Event) -> OpenRow:
     """
     if not all(tree == _ARRAY for tree in event.call.trees):
         return lambda operands: _open(event, operands)
-    keys, names, count = event.call.keys, event.call.steps, len(event.call.keys)
-    info: dict[str, KeyInfo] = {}
-    nothing: dict[str, Any] = {}
-    one_step = names[0] if len(names) == 1 else None
-    fromkeys = dict.fromkeys
-
-    def open_row(operands: Sequence[Any]) -> logdict:
-        if one_step is not None:  # most events
-            steps = {one_step: fromkeys(keys, operands[count])}
-        else:
-            pairs = zip(names, operands[count:])  # noqa: B905  (others come after)
-            steps = {name: fromkeys(keys, step) for name, step in pairs}
-        metadata = Metadata(steps, nothing, info or describe(operands), nothing)
-        return make_logdict(zip(keys, operands), metadata)  # noqa: B905
+    keys, count = event.call.keys, len(event.call.keys)
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
         multi_rows = event.route.multi_row or (None,) * count
-        for key, x, multi_row in zip(keys, operands[:count], multi_rows, strict=True):
-            info[key] = KeyInfo(False, 0, (np.ndim(x),), event.call.tags, multi_row)
-        return info
+        return {
+            key: KeyInfo(False, 0, (np.ndim(x),), event.call.tags, multi_row)
+            for key, x, multi_row in zip(
+                keys, operands[:count], multi_rows, strict=True
+            )
+        }
 
-    return open_row
+    return row_maker(keys, event.call.steps, describe)
 
 
 def _open(event: Event, operands: Sequence[Any]) -> logdict:
