@@ -19,7 +19,16 @@ from jax import lax
 import lox
 from lox._logs.access import key_of
 
-STRAIGHT = ("log", "log", "log_constant", "log_vector", "log_tree", "update")
+STRAIGHT = (
+    "log",
+    "log",
+    "log_constant",
+    "log_vector",
+    "log_tree",
+    "log_when",
+    "log_elements",
+    "update",
+)
 BLOCKS = (
     "scan",
     "reverse_scan",
@@ -89,8 +98,11 @@ class Plain:
     def __init__(self):
         self.events = []
 
-    def log(self, data, **steps):
-        self.events.append((jax.tree.map(np.asarray, data), steps))
+    def log(self, data, when=True, **steps):
+        for i in zip(*np.nonzero(when), strict=True) if np.ndim(when) else [()] * when:
+            row = jax.tree.map(lambda x, i=i: np.asarray(x)[i], data)
+            own = {n: np.asarray(x)[i if np.ndim(x) else ()] for n, x in steps.items()}
+            self.events.append((row, own))
 
     def scan(self, body, x, length, reverse=False):
         for i in reversed(range(length)) if reverse else range(length):
@@ -182,6 +194,12 @@ def run(program: Program, x: Any, ops: Any) -> Any:
             ops.log({"v": jnp.stack([jnp.float32(x), jnp.float32(n)])}, who=who)
         elif s.kind == "log_tree":
             ops.log({"t": {"a": x, "b": (x + n,)}}, who=who)
+        elif s.kind == "log_when":
+            ops.log({f"w{n}": x}, when=index_of(x, 2) == 0, who=who)
+        elif s.kind == "log_elements":
+            xs = jnp.stack([jnp.float32(x), jnp.float32(x) + n / 4, jnp.float32(n)])
+            flags = [jnp.asarray(index_of(one, 2) == 0) for one in xs]
+            ops.log({"e": xs}, when=jnp.stack(flags), step=jnp.arange(3) + i, who=who)
         elif s.kind == "update":
             return x * (0.5 + 0.25 * n) + 0.125
         elif s.kind in ("scan", "reverse_scan"):
