@@ -175,7 +175,7 @@ class Dropper(Rewriter):
         }
         if keys and len(keys) == len(event.call.keys):
             return event, operands
-        return event.only(keys.__contains__, operands) if keys else None
+        return event.select_keys(keys.__contains__, operands) if keys else None
 
 
 class Recomputation(_Watch):

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from lox._errors import UnsupportedPrimitiveError
-from lox._events.primitive import left_out_quietly
+from lox._events.primitive import without_transpose_warnings
 from lox._imports import when_imported
 from lox._jax import ad, jaxprs, patches, primitives, rule_tables, tracing, watches
 from lox._jax.patches import Patch
@@ -254,7 +254,7 @@ silent_p.multiple_results = True
 
 def _silently(call: _Call, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
     """`fun(*args)`, whose events the handler receives."""
-    with left_out_quietly():  # there is nothing to say of what is not wanted
+    with without_transpose_warnings():  # there is nothing to say of what is not wanted
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
     outs, _, _ = Walk(call.handler)(closed, list(args), NO_STATE)
     return jax.tree.unflatten(jax.tree.structure(shape), outs)

@@ -83,8 +83,8 @@ def repeated(closed: Any, selection: Selection) -> frozenset[str]:
     def counts_in(eqn: Any) -> Counter[str]:
         if eqn.primitive is log_p:
             event = eqn.params["event"]
-            taken = event.call.keys if selection.takes_event(event) else ()
-            return Counter(filter(selection.takes_key, taken))
+            taken = event.call.keys if selection.selects_event(event) else ()
+            return Counter(filter(selection.selects_key, taken))
         # of the branches of a conditional, one is taken; what a linear solve has beside
         # its solution are other ways to the same
         one_of = eqn.primitive.name in ("cond", "custom_linear_solve")

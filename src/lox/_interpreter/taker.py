@@ -38,8 +38,7 @@ class Taker(Collector):
         return not event.route.quiet or self._outermost or self._selects(event)
 
     def _selects(self, event: Event) -> bool:
-        takes = self._selection
-        return takes.takes_event(event) and any(map(takes.takes_key, event.call.keys))
+        return bool(self.taken_keys(event))
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State
@@ -47,21 +46,21 @@ class Taker(Collector):
         record = Record()
         taken = self.taken_keys(event)
         if taken:
-            part, values = event.only(taken.__contains__, operands)
+            part, values = event.select_keys(taken.__contains__, operands)
             record, state = self.take(part, values, state)
         self.leave(event, operands, taken)
         return record, state
 
     def taken_keys(self, event: Event) -> set[str]:
-        if not self._selection.takes_event(event):
+        if not self._selection.selects_event(event):
             return set()
-        return set(filter(self._selection.takes_key, event.call.keys))
+        return set(filter(self._selection.selects_key, event.call.keys))
 
     def leave(self, event: Event, operands: Sequence[Any], taken: set[str]) -> None:
         """Leaves what was not taken for whoever is outside."""
         left = set(event.call.keys) if self._keep else set(event.call.keys) - taken
         if left and not self._outermost:
-            part, values = event.only(left.__contains__, operands)
+            part, values = event.select_keys(left.__contains__, operands)
             log_p.bind(*values, event=part.with_route(quiet=True))
 
     def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:

@@ -32,7 +32,7 @@ def collect(
         with a capacity.
     """
     types, streams = Record(), Streams({}, options.selection)
-    chosen = filter(options.selection.takes_event, events_of(closed))
+    chosen = filter(options.selection.selects_event, events_of(closed))
     if not options.every_row or any(event.call.reduce is not None for event in chosen):
         types = survey(closed, options.selection, options.reduction)
         options.check_window(types, "lox.spool")
