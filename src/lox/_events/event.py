@@ -92,7 +92,7 @@ class Layout:
         site: identifies the event in a loop that JAX splits in two (see
             `patches.repeated_while`).
         once: set inside `jacfwd`, whose `vmap` over tangents must not add a lane (see
-            `derivatives`): "value" if the values do not depend on tangents, "rule" if
+            `recomputation`): "value" if the values do not depend on tangents, "rule" if
             they may.
     """
 

@@ -82,7 +82,8 @@ class Streams:
     def check_optional(self, record: Mapping[str, Rows]) -> None:
         """Raises if these rows must not go past their streams.
 
-        The rules of custom functions cannot be surveyed, nor have they a state.
+        The types of rows in the rules of custom functions are not inferred, and the
+        rules get no state.
         """
         for key, rows in record.items():
             if key in self and self._streams[self._of_key[key]].changes_rows:
