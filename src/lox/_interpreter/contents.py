@@ -102,9 +102,9 @@ def equation_has_hidden_rules(eqn: Any) -> bool:
 
 
 def _has_own_hidden_rules(eqn: Any) -> bool:
-    return change_of_hidden_rules(eqn) is not None and not rule_sources.rules_of_jax(
-        eqn
-    )
+    if change_of_hidden_rules(eqn) is None:
+        return False
+    return not rule_sources.rules_of_jax(eqn)
 
 
 def jaxpr_has_hidden_rules(jaxpr: Any) -> bool:

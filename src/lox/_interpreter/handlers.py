@@ -85,7 +85,7 @@ class Handler:
         return self
 
     def without_rows(self) -> "Handler":
-        """Returns the handler for code that cannot return rows, as a batching rule."""
+        """Returns the handler for code that cannot return rows (batching rules)."""
         return self
 
 

@@ -1,10 +1,10 @@
 """Infers which values of a program get lanes under `vmap`, without batching it.
 
 JAX decides this while it batches a program. Here, its batching rules are applied
-abstractly: each value is only known to have lanes, to have none, or to be unknown. It
-is unknown unless the batching rule is one of JAX's own plain rules: primitives of other
-libraries may reduce over lanes, reject them or ignore them, collectives like `psum`
-reduce over them, and `axis_index` adds lanes.
+abstractly: a value has lanes, has no lanes, or it is unknown whether it has. The last
+is the answer unless the batching rule is one of JAX's own plain rules: primitives of
+other libraries may reduce over lanes, reject them or ignore them, collectives like
+`psum` reduce over them, and `axis_index` adds lanes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,27 +14,27 @@ from lox._jax import batching_kinds, jaxprs, primitives
 
 from .walk import cached
 
-Answer = bool | None  # whether a value has lanes; None if unknown
+HasLanes = bool | None  # whether a value has lanes; None if unknown
 
 # The same as levels: that of a result is the maximum of those of its operands.
 _NO, _MAYBE, _YES = 0, 1, 2
-_ANSWERS: tuple[Answer, ...] = (False, None, True)
+_ANSWERS: tuple[HasLanes, ...] = (False, None, True)
 
 
-def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[Answer]:
+def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[HasLanes]:
     """Which results of a jaxpr have lanes, given which inputs have."""
     return _answers(_propagate(jaxpr, _levels(batched)))
 
 
 def lanes_of_while(
     params: dict[str, Any], batched: Sequence[bool]
-) -> tuple[Answer, list[Answer]]:
+) -> tuple[HasLanes, list[HasLanes]]:
     """The same for a `while_loop`: its predicate and its carries."""
     predicate, carry = _propagate_loop(params, _levels(batched))
     return _ANSWERS[predicate], _answers(carry)
 
 
-def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[Answer]:
+def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[HasLanes]:
     """The same for a `scan`: its carries and its stacked outputs."""
     return _answers(_propagate_scan(params, _levels(batched)))
 
@@ -43,7 +43,7 @@ def _levels(batched: Sequence[bool]) -> list[int]:
     return [_YES if one else _NO for one in batched]
 
 
-def _answers(levels: Sequence[int]) -> list[Answer]:
+def _answers(levels: Sequence[int]) -> list[HasLanes]:
     return [_ANSWERS[level] for level in levels]
 
 

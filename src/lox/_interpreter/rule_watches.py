@@ -4,7 +4,8 @@ A derivative rule is a Python function that JAX calls when it differentiates. It
 arguments may be Python values, which tracing it to a jaxpr would convert to arrays. So
 the rule runs unchanged, under a watch: the watch sees every primitive that the rule
 binds, and records, rewrites or removes the events among them and in their jaxprs. The
-functions and jaxprs of the user do not change, and so JAX's caches still apply.
+rewritten events do not enter JAX's caches, which only see the functions and jaxprs of
+the user.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -134,9 +135,8 @@ class HandlingWatch(_Watch):
         return Walk(self._handler).rewritten(jaxpr)
 
     def _handles_events_in(self, jaxpr: Any) -> bool:
-        return Walk(self._handler).wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(
-            jaxpr
-        )
+        walk = Walk(self._handler)
+        return walk.wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
 
 
 def _can_take_state(prim: Any) -> bool:
@@ -225,6 +225,8 @@ class DerivativeRuleWatch(_Watch):
 
 
 class _DerivativeRuleRun(RecomputationWatch):
+    """The watch of one call of the rule."""
+
     def __init__(
         self, is_own: Callable[[Any, Any], bool], name: str, lines: set[Line]
     ) -> None:
