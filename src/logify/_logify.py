@@ -84,7 +84,7 @@ def logify(
         names = {
             event.call.keys[0]: event.call.api_data
             for event in events_of(closed)
-            if options.selection.takes_event(event)
+            if options.selection.selects_event(event)
         }
         kept = tuple((key, *names[key]) for key in record)
         return outs, Logs(to_logdict(record, "", dropped), kept)

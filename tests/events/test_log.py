@@ -161,8 +161,8 @@ HERE = r"test_log\.py:\d+"
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: lox.log(3.0), TypeError, r"3\.0 of type float; it takes a mapping"),
-        (lambda: lox.log([("x", 1)]), TypeError, 'such as `lox.log\\({"loss": loss}'),
+        (lambda: lox.log(3.0), TypeError, r"3\.0 of type float instead of a mapping"),
+        (lambda: lox.log([("x", 1)]), TypeError, 'values: `lox.log\\({"loss": loss}'),
         (lambda: lox.log({3: 1.0}), TypeError, "the key 3; keys are strings"),
         (lambda: lox.log({"s": "text"}), TypeError, "'text' of type str for 's'.*tags"),
         (lambda: lox.log({"o": object()}), TypeError, "type object for 'o'"),
@@ -292,7 +292,7 @@ def test_value_logged_inside_and_outside_vmap_is_refused():
         (lambda: lox.log(loss=1.0), r'test_log.py:\d+ .*`lox.log\({"loss": loss}\)`'),
         (lambda: lox.log(), r"`lox.log\({.loss.: loss}\)`"),
         (lambda: lox.log("loss", 1.0), r'test_log.py:\d+ .*`lox.log\({"loss": ...}\)`'),
-        (lambda: lox.log({"a": 1}, 3), "go by their names.*step=i"),
+        (lambda: lox.log({"a": 1}, 3), "by keyword.*step=i"),
     ],
 )
 def test_value_without_dict_raises_error_with_example(call, message):

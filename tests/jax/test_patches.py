@@ -138,7 +138,7 @@ PROGRAMS = {
 }
 RULES = [
     ("batching", "cond", "all lanes log"),
-    ("batching", "while_loop", "go on logging"),
+    ("batching", "while_loop", "continue to log"),
     ("checkify", "while_loop", "twice"),
     ("checkpoint", "scan", "moves constant events"),
     ("checkpoint", "while_loop", "twice"),

@@ -1,1 +1,1 @@
-"""Events: what `lox.log` adds to a program."""
+"""Events: the equations that `lox.log` adds to a program."""

@@ -1,4 +1,4 @@
-"""`Event`: what a `lox.log` call says, how its operands are laid out, where it goes."""
+"""`Event`: the static description of a `lox.log` call in a program."""
 
 import dataclasses
 import itertools
@@ -11,19 +11,19 @@ from lox._source import Source
 
 
 class Sink(Protocol):
-    """Where an event goes once a transformation has taken it."""
+    """The destination of events on the host."""
 
     def receiver(self, event: "Event") -> Callable[..., tuple[()]]:
-        """What a program is to call with the operands of an event, in NumPy."""
+        """Returns the host callback for an event; it is called with NumPy operands."""
         ...
 
     def deliver(self, event: "Event", operands: Sequence[Any]) -> None:
-        """Delivers an eager event, and raises what its callback raised."""
+        """Delivers an eager event; raises the exception of its callback, if any."""
         ...
 
 
 class _Default:
-    """Where events go that no transformation has taken; the host side sets it."""
+    """The sink of events that no transformation collects; set by the host side."""
 
     sink: Sink
 
@@ -33,24 +33,25 @@ default = _Default()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """What a `lox.log` call says.
+    """The arguments of a `lox.log` call, without the values.
 
     Attributes:
         keys: the logged keys.
         trees: the structure of each key's value.
         steps: the names of the steps.
         source: the line of the call.
-        tags: its tags.
-        explicit: whether only transformations that ask for the tags collect it.
-        reduce: the reduction it asks for, if any.
-        api: the API it belongs to; transformations of one API ignore events of others.
-        api_data: what else that API knows about it.
-        conditional: whether it has a `when`.
-        early: whether it may be in a program that runs while another one is traced
-            (see `not_traced`).
-        numbers: the Python numbers among the leaves and then the steps, None for values
-            that only the running program knows; may be shorter. They decide what the
-            numbers can be cast to, not which event this is.
+        tags: the tags of the call.
+        explicit: whether only transformations with `argnames` or `tags` collect it.
+        reduce: the reduction that the call requests, if any.
+        api: the API of the call (`lox` or `logify`); transformations of one API ignore
+            the events of others.
+        api_data: additional static data of that API.
+        conditional: whether the call has a `when`.
+        early: whether the call may be in a program that runs while another one is
+            traced (see `not_traced`).
+        numbers: the Python numbers among the leaves and then the steps; None for values
+            that are known only at run time. May be shorter than that. The numbers
+            decide which dtypes the values can be cast to; they are not compared.
     """
 
     keys: tuple[str, ...]
@@ -68,11 +69,11 @@ class Call:
 
     @property
     def description(self) -> str:
-        """The keys and the line, for a message."""
+        """The keys and the line, for messages."""
         return f"{', '.join(map(repr, self.keys))}, logged at {self.source}"
 
     def split_numbers(self) -> tuple[list[list[Any]], list[Any]]:
-        """The numbers of each key's leaves, and of the steps."""
+        """Splits `numbers` into those of each key's leaves, and those of the steps."""
         rest = itertools.chain(self.numbers, itertools.repeat(None))
         values = [[next(rest) for _ in range(tree.num_leaves)] for tree in self.trees]
         return values, [next(rest) for _ in self.steps]
@@ -83,19 +84,20 @@ class Layout:
     """The axes and extra operands that transformations have added to a call.
 
     Attributes:
-        lanes: the number of leading axes of all operands but the anchors, one for each
-            `vmap` around the call.
+        lanes: the number of lane axes, one per `vmap` around the call. They are the
+            leading axes of all operands except the anchors.
         elements: whether values, steps and mask have an axis of elements after the
-            lanes, each an event of its own (see `condition`).
+            lanes, each of which is an event of its own (see `condition`).
         masked: whether a boolean operand says which lanes, and which elements, log the
             event.
         buffered: whether values and steps have a time axis after the lanes; an operand
-            tells the number of valid rows.
-        anchors: the number of operands that only hold the event inside its loop (see
-            `patches`).
-        site: tells apart the events in a loop that JAX splits in two (see `patches`).
+            is the number of valid rows.
+        anchors: the number of operands that only keep the event inside its loop (see
+            `patches.scan_derivatives`).
+        site: identifies the event in a loop that JAX splits in two (see
+            `patches.repeated_while`).
         once: set inside `jacfwd`, whose `vmap` over tangents must not add a lane (see
-            `derivatives`): "value" if the values do not depend on tangents, "rule" if
+            `recomputation`): "value" if the values do not depend on tangents, "rule" if
             they may.
     """
 
@@ -110,15 +112,17 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """Where an event goes.
+    """The destination of an event.
 
     Attributes:
-        sink: set once a transformation has collected the event: no other one sees it.
-        quiet: whether it has passed through a transformation, and is therefore not
-            printed by default.
-        ordered: whether the sink gets it in program order.
-        devices: how many devices run its program; known when that is lowered.
-        per_device: whether each device delivers it, in no order among devices.
+        sink: set once a transformation has collected the event; other transformations
+            then ignore it.
+        quiet: whether the event has passed through a transformation, and is therefore
+            not printed by default.
+        ordered: whether the sink receives the event in program order.
+        devices: the number of devices that run the program; known when the program is
+            lowered.
+        per_device: whether each device delivers the event, in no order among devices.
         multi_row: for each key, whether the program may log it more than once; empty
             if that is unknown.
     """
@@ -144,7 +148,7 @@ class Event:
     layout: Layout = Layout()
     route: Route = Route()
 
-    def __repr__(self) -> str:  # as it shows in a jaxpr
+    def __repr__(self) -> str:  # as printed in a jaxpr
         return f"{', '.join((*self.call.keys, *self.call.steps))} at {self.call.source}"
 
     def with_call(self, **changes: Any) -> "Event":
@@ -159,7 +163,7 @@ class Event:
         return dataclasses.replace(self, route=route)
 
     def split(self, operands: Sequence[Any]) -> "Operands":
-        """The operands by what they mean."""
+        """Groups the operands by their meaning."""
         values: list[list[Any]] = []
         start = 0
         for tree in self.call.trees:
@@ -173,12 +177,12 @@ class Event:
         start += self.layout.buffered
         return Operands(values, steps, mask, filled, list(operands[start:]))
 
-    def only(
-        self, wanted: Callable[[str], bool], operands: Sequence[Any]
+    def select_keys(
+        self, selected: Callable[[str], bool], operands: Sequence[Any]
     ) -> tuple["Event", list[Any]]:
-        """The event with only the wanted keys, and its operands."""
+        """Returns the event with only the selected keys, and its operands."""
         call, parts = self.call, self.split(operands)
-        chosen = [i for i, key in enumerate(call.keys) if wanted(key)]
+        chosen = [i for i, key in enumerate(call.keys) if selected(key)]
         numbers, step_numbers = call.split_numbers()
         event = self.with_call(
             keys=tuple(call.keys[i] for i in chosen),
@@ -191,7 +195,7 @@ class Event:
 
 @dataclasses.dataclass(slots=True)
 class Operands:
-    """The operands of an event, by what they mean."""
+    """The operands of an event, by their meaning (see `Event`)."""
 
     values: list[list[Any]]
     steps: list[Any]

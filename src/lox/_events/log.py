@@ -1,4 +1,4 @@
-"""`lox.log`: where events come from."""
+"""`lox.log`, which checks the logged values and binds an event."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Never
@@ -19,14 +19,14 @@ from lox._source import Source, user_source
 
 from .condition import Condition, event_logs
 from .event import Call, Event, Layout, Route
-from .not_traced import check_host_function, may_run_early
+from .not_traced import may_run_early, warn_if_in_host_function
 from .primitive import log_p
 
-_NOTHING: Any = object()
+_MISSING: Any = object()
 
 
 def log(
-    data: Mapping[str, Any] = _NOTHING,
+    data: Mapping[str, Any] = _MISSING,
     *others: Never,
     tags: str | Iterable[str] = (),
     reduce: Any = None,
@@ -35,19 +35,20 @@ def log(
     when: Any = None,
     **steps: Any,
 ) -> logdict:
-    """Logs named values, wherever in a program this is called.
+    """Logs named values from anywhere in a program.
 
-    What happens to them is decided outside: `lox.spool` returns them, `lox.tap` streams
-    them to a callback, `lox.nolog` removes them. Untransformed, they are printed (see
-    `lox.set_default`).
+    Transformations decide what happens to them: `lox.spool` returns them, `lox.tap`
+    streams them to a callback, `lox.nolog` removes them. Without a transformation, they
+    are printed (see `lox.set_default`).
 
     Args:
         data: the values by name: arrays, numbers, or pytrees of these.
-        tags: by which a transformation can select the event.
-        reduce: the reduction over time that these keys get unless the transformation
-            says otherwise: a name (`"mean"`), or a dict of names by key.
-        prefix: put in front of every key.
-        explicit: if True, the event appears only where `argnames` or `tags` ask for it.
+        tags: strings by which a transformation can select the event.
+        reduce: the default reduction of these keys over time, which a transformation
+            can override: a name (`"mean"`), or a dict of names by key.
+        prefix: a prefix for every key.
+        explicit: if True, only transformations with `argnames` or `tags` collect the
+            event.
         when: log only if this is true. An array makes every true element an event of
             its own, in C order: its shape must be a prefix of the shape of every value,
             and steps are numbers or have its shape.
@@ -73,23 +74,23 @@ def log(
         {'return': [1.0, 3.0]}
     """
     source = user_source()
-    if data is _NOTHING:
+    if data is _MISSING:
         first = next(iter(steps), "loss")
         raise LoxTypeError(
             f"`lox.log` at {source} got no values: keyword arguments are steps and "
-            "options. Values go by their names into a dict: "
+            "options. Pass values as a dict by name: "
             f'`lox.log({{"{first}": {first}}})`.'
         )
     name: Any = data
     if others and isinstance(name, str):
         raise LoxTypeError(
-            f"`lox.log` at {source} got the name {name!r} and a value. Values go by "
-            f'their names into a dict: `lox.log({{"{name}": ...}})`.'
+            f"`lox.log` at {source} got the name {name!r} and a value. Pass values "
+            f'as a dict by name: `lox.log({{"{name}": ...}})`.'
         )
     if others:
         raise LoxTypeError(
-            f"`lox.log` at {source} got {describe(others[0])} beside the values. Steps "
-            'and options go by their names: `lox.log({"loss": loss}, step=i)`.'
+            f"`lox.log` at {source} got {describe(others[0])} after the values. Pass "
+            'steps and options by keyword: `lox.log({"loss": loss}, step=i)`.'
         )
     return log_from(source, data, tags, reduce, prefix, explicit, steps, when)
 
@@ -104,27 +105,27 @@ def log_from(
     steps: dict[str, Any],
     when: Any = None,
 ) -> logdict:
-    """Logs on behalf of a line of the user's."""
+    """Logs an event for the line `source` of the user's code."""
     at = f" at {source}"
     if not isinstance(data, Mapping):
         raise LoxTypeError(
-            f"`lox.log`{at} got {describe(data)}; it takes a mapping from names to "
-            'values, such as `lox.log({"loss": loss})`.'
+            f"`lox.log`{at} got {describe(data)} instead of a mapping from names to "
+            'values: `lox.log({"loss": loss})`.'
         )
     if not isinstance(prefix, str) or not isinstance(explicit, bool):
         name = "explicit" if isinstance(prefix, str) else "prefix"
         kind = "a bool" if isinstance(prefix, str) else "a string"
         raise LoxTypeError(
-            f"`lox.log`{at}: `{name}` must be {kind}. If it was meant as a step, give "
-            f"the step another name, such as `{name}_step`."
+            f"`lox.log`{at}: `{name}` must be {kind}. To log a step of this name, give "
+            f"it another name: `{name}_step`."
         )
     if isinstance(data, logdict) and (data.mask or data.steps):
-        return _log_again(source, data, tags, reduce, prefix, explicit, steps, when)
+        return _log_spooled(source, data, tags, reduce, prefix, explicit, steps, when)
     condition = None if when is None else Condition.of(when, f"`lox.log`{at}")
     return _log_event(source, data, condition, tags, reduce, prefix, explicit, steps)
 
 
-def _log_again(
+def _log_spooled(
     source: Source,
     logs: logdict,
     tags: Any,
@@ -134,7 +135,7 @@ def _log_again(
     steps: dict[str, Any],
     when: Any,
 ) -> logdict:
-    """Logs what was spooled, with the steps it has, and only if it happened."""
+    """Logs a spooled logdict again, with its steps and its mask."""
     result = logdict()
     caller = f"`lox.log` at {source}"
     given = None if when is None else Condition.of(when, caller)
@@ -143,7 +144,7 @@ def _log_again(
         if mask is not None and jnp.ndim(mask):
             raise LoxTypeError(
                 f"`lox.log` at {source} cannot log {key!r} again: some of its rows may "
-                'not have happened. Reduce it first, as by `logs.reduce("last")`.'
+                'not have been logged. Reduce it first: `logs.reduce("last")`.'
             )
         own = key_of(logs, key).steps
         own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
@@ -203,11 +204,11 @@ def _log_event(
     event = Event(call, layout, Route(quiet=explicit))
     if keys:
         if tracing.at_top_level():
-            check_host_function(keys, source)
+            warn_if_in_host_function(keys, source)
         masks = [] if condition is None else [condition.mask]
         operands = [*leaves, *numbers, *masks]
         if any(isinstance(x, np.ndarray) for x in operands):
-            log_p.impl(*operands, event=event)  # `bind` would make it JAX's
+            log_p.impl(*operands, event=event)  # `bind` would convert NumPy arrays
         else:
             log_p.bind(*operands, event=event)
     rest = iter(leaves)
@@ -225,15 +226,15 @@ def _log_event(
 def numbers_of(
     values: Iterable[Any], trees: Iterable[Any], steps: Iterable[Any] = ()
 ) -> tuple[Any, ...]:
-    """The numbers that are known already, which decide what they may be cast to.
+    """The Python numbers among logged values, for `Call.numbers`.
 
     Args:
-        values: what was logged.
-        trees: the structure of each value, of which arrays were made.
+        values: the logged values.
+        trees: the structure of each value after its conversion to arrays.
         steps: the steps.
     """
     if tracing.at_top_level():
-        return ()  # nobody joins what goes to the host as it is
+        return ()  # eager events are not joined, and so are never cast
     known: list[Any] = []
     for value, tree in zip(values, trees, strict=True):
         leaves = jax.tree.leaves(value)
@@ -247,30 +248,30 @@ def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
     """The leaves of a value as arrays, and its structure.
 
     Args:
-        value: what was logged.
-        key: under which name.
-        call: what was called, and where.
+        value: the logged value.
+        key: its key, for messages.
+        call: the call and its line, for messages.
     """
     leaves, tree = jax.tree.flatten(as_arrays(value))
     if not leaves:
         raise LoxTypeError(
             f"{call} got {describe(value)} for {key!r}, which holds no array. Log an "
-            "array or a number, or leave the key out."
+            "array or a number, or omit the key."
         )
-    return [_array(x, key, call) for x in leaves], tree
+    return [_leaf(x, key, call) for x in leaves], tree
 
 
-def _array(x: Any, key: str, call: str) -> Any:
+def _leaf(x: Any, key: str, call: str) -> Any:
     if not is_array(x):
         raise LoxTypeError(
             f"{call} got {describe(x)} for {key!r}; values are arrays, numbers or "
-            "pytrees of these. A name that tells events apart can go into `tags`."
+            "pytrees of these. A string that identifies events can be passed as `tags`."
         )
     return operand(x, key, call)
 
 
 def operand(x: Any, key: str, call: str) -> Any:
-    """A number or array as JAX's, or as it is if it stays on the host."""
+    """Converts to a JAX array, or to a NumPy array if it stays on the host."""
     if _stays_on_host(x):
         return np.array(x)
     lost = lost_by(x)
@@ -285,7 +286,7 @@ def operand(x: Any, key: str, call: str) -> Any:
 
 
 def _stays_on_host(x: Any) -> bool:
-    """Whether a number never leaves the host, and JAX would change it."""
+    """Whether a value never leaves the host, and a JAX array would round it."""
     if not tracing.at_top_level():
         return False
     if isinstance(x, np.generic | np.ndarray):
@@ -300,8 +301,8 @@ def _too_large(number: Any, name: str) -> str:
         dtype = jax.dtypes.canonicalize_dtype(np.complex128)
     other = "convert it to a float, " if whole else ""
     return (
-        f"{number} for {name}, which {dtype} does not hold, the widest type of its "
-        "kind that JAX has here. Log it in a larger unit (thousands, say), "
+        f"{number} for {name}, which {dtype} does not hold, the widest dtype of its "
+        "kind that JAX has here. Log it in a larger unit (for example, thousands), "
         f"{other}or set `jax_enable_x64`."
     )
 
@@ -314,8 +315,8 @@ def _step(name: str, value: Any, at: str, when: tuple[int, ...] = ()) -> Any:
         other = f" or have the shape {when} of `when`" if when else ""
         raise StepError(
             f"`lox.log`{at}: the step {name!r} must be a scalar{other}, not "
-            f"{describe(value)}{shape}. Log {name!r} as a value, or pass one number "
-            "of it."
+            f"{describe(value)}{shape}. Log {name!r} as a value, or pass one of its "
+            "elements."
         )
     if _stays_on_host(value):
         return np.array(value)
@@ -335,8 +336,8 @@ def _tags(tags: Any, at: str) -> tuple[str, ...]:
     found = tuple(listed)
     if not all(isinstance(tag, str) for tag in found):
         raise LoxTypeError(
-            f"`lox.log`{at}: `tags` must be strings, not {tags!r}. If it was meant as "
-            "a step, give the step another name, such as `tags_step`."
+            f"`lox.log`{at}: `tags` must be strings, not {tags!r}. To log a step of "
+            "this name, give it another name: `tags_step`."
         )
     return found
 

@@ -1,9 +1,9 @@
-"""Events that a transformation does not see, since they are not in the program.
+"""Warnings about events that are not in the traced program.
 
-A transformation takes the events of the program that JAX traces. Two kinds of events
-are reached in other ways, and go to the default handler: those of the host functions
-that a program calls, and those of whole programs that `jax.ensure_compile_time_eval`
-runs while another one is traced. A warning names their lines, once for each.
+A transformation collects the events of the program that JAX traces. Two kinds of events
+are not in it, and go to the default handler: those of host functions that the program
+calls, and those of programs that `jax.ensure_compile_time_eval` runs while another one
+is traced. lox warns about them once per line.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from lox._errors import LoxWarning
 from lox._jax import callbacks, compat
 from lox._source import Source
 
-_warned: dict[Any, Any] = {}  # as Python keeps it: once for each line
+_warned: dict[Any, Any] = {}  # the registry of `warnings`: one warning per line
 
 
 def _warn(keys: Iterable[str], source: Source, rest: str) -> None:
@@ -32,20 +32,20 @@ def _warn(keys: Iterable[str], source: Source, rest: str) -> None:
 
 # --- host functions ----------------------------------------------------------
 
-# Those that transformed programs call, by identity: they need not be hashable.
+# The host functions of transformed programs by `id`, since some are not hashable.
 _host_functions: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
-def note_host_functions(functions: Iterable[Any]) -> None:
+def remember_host_functions(functions: Iterable[Any]) -> None:
     """Remembers the host functions of a program that a transformation evaluates."""
     for function in functions:
         function = getattr(function, "__func__", function)
-        with contextlib.suppress(TypeError):  # no weak reference can be made of it
+        with contextlib.suppress(TypeError):  # not weakly referenceable
             _host_functions[id(function)] = function
 
 
-def check_host_function(keys: Iterable[str], source: Source) -> None:
-    """Warns if an eager event is one of such a host function."""
+def warn_if_in_host_function(keys: Iterable[str], source: Source) -> None:
+    """Warns if an eager event is logged by a remembered host function."""
     if not _host_functions:
         return
     for function in callbacks.running_host_functions():
@@ -57,7 +57,7 @@ def check_host_function(keys: Iterable[str], source: Source) -> None:
                 "is in a host function (of `jax.pure_callback`, `io_callback` or "
                 "`jax.debug.callback`), which lox's transformations do not reach: it "
                 "goes to the default handler, which prints. Return the value from the "
-                "host function and log it where that is called.",
+                "host function, and log it in the program that calls it.",
             )
             return
 
@@ -69,7 +69,7 @@ _state = threading.local()
 
 @contextlib.contextmanager
 def while_tracing() -> Iterator[None]:
-    """While a function is traced for a transformation."""
+    """Marks that a function is being traced for a transformation."""
     before = getattr(_state, "tracing", False)
     _state.tracing = True
     try:
@@ -79,12 +79,12 @@ def while_tracing() -> Iterator[None]:
 
 
 def may_run_early() -> bool:
-    """Whether an event may run while a function is traced for a transformation."""
+    """Whether an event may run while a transformation traces the function around it."""
     return compat.folds_constants() and getattr(_state, "tracing", False)
 
 
-def check_early(keys: Iterable[str], source: Source) -> None:
-    """Warns if the program of an event that nobody took is compiled to run early."""
+def warn_if_early(keys: Iterable[str], source: Source) -> None:
+    """Warns if the program of an uncollected event is lowered during such a trace."""
     if not getattr(_state, "tracing", False):
         return
     _warn(

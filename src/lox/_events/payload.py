@@ -1,4 +1,4 @@
-"""Events that carry a pytree to one sink: what loggers and `lox.save` hand over."""
+"""Events with one pytree for one sink: used by loggers and `lox.save`."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ PAYLOAD = "payload"
 
 
 def send_payload(payload: Any, sink: Sink, caller: str) -> None:
-    """Adds an event to the program whose one value is `payload`.
+    """Adds an event to the program whose only value is `payload`.
 
     Args:
         payload: a pytree of arrays.
-        sink: gets it, under the key `PAYLOAD`, in program order where JAX
-            can keep it.
-        caller: who sends it, for messages.
+        sink: the sink, which receives it under the key `PAYLOAD`, in program order
+            where JAX supports that.
+        caller: the calling function, for messages.
     """
     leaves, tree = jax.tree.flatten(payload)
     source = user_source()

@@ -1,11 +1,11 @@
-"""The primitive that a `lox.log` call becomes, and how JAX's transformations treat it.
+"""`log_p`, the primitive of `lox.log`, and its rules for JAX's transformations.
 
 `log_p` has no results. Its one parameter is the `Event`; its operands are the event's
 values, steps, mask and anchors (see `Event`).
 
-Its effect descends from the one of `jax.debug.callback`, so that JAX allows it
-everywhere and never removes it. There is no rule for `partial_eval_jaxpr_custom` on
-purpose: such a rule is what makes `jax.debug.callback` run twice under `checkpoint`.
+Its effect is a subclass of the effect of `jax.debug.callback`, so JAX allows it
+everywhere and never removes it. It has no `partial_eval_jaxpr_custom` rule on purpose:
+that rule is why `jax.debug.callback` runs twice under `checkpoint`.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ from lox._jax import (
 from lox._jax.early_patches import JACFWD, called_by_jacfwd
 
 from .event import Event, default
-from .not_traced import check_early
+from .not_traced import warn_if_early
 
 
 class LogEffect(effects.DebugEffect):
-    """The effect of an event that no transformation has taken, or that has no order."""
+    """The effect of an event that is not collected yet, or not ordered."""
 
     def __str__(self) -> str:
         return "Log"
@@ -68,7 +68,7 @@ ORDERED_LOG_EFFECT = OrderedLogEffect()
 
 class _LogPrimitive(primitives.Primitive):
     def bind(self, *operands: Any, **params: Any) -> Any:
-        """Adds the event to the program that is traced, constants included."""
+        """Adds the event to the traced program, even if all operands are constants."""
         if not patches.installed:
             patches.install()
         if not compat.folds_constants():
@@ -90,13 +90,14 @@ def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
 @log_p.def_impl
 def _impl(*operands: Any, event: Event) -> list[Any]:
     if not event.route.quiet:
-        real = operands[: len(operands) - event.layout.anchors]
-        (event.route.sink or default.sink).deliver(event, list(map(to_host, real)))
+        count = len(operands) - event.layout.anchors
+        sink = event.route.sink or default.sink
+        sink.deliver(event, list(map(to_host, operands[:count])))
     return []
 
 
 def to_host(x: Any) -> Any:
-    """`x` as NumPy; typed PRNG keys, which NumPy does not have, as their data."""
+    """Converts to NumPy; typed PRNG keys, which NumPy does not have, to their data."""
     if is_key(x):
         x = jax.random.key_data(x)
     return to_numpy(x)
@@ -110,7 +111,7 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     if event.route.quiet:
         return []
     if event.call.early and event.route.sink is None:
-        check_early(event.call.keys, event.call.source)
+        warn_if_early(event.call.keys, event.call.source)
     sink = event.route.sink or default.sink
     count = len(operands) - event.layout.anchors
     operands = operands[:count]
@@ -129,8 +130,8 @@ patches.add(*lowering.patches_for(ORDERED_LOG_EFFECT))
 def _batch(
     axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
 ) -> tuple[list[Any], list[Any]]:
-    # The rule is called even when no operand is mapped, so that a constant logged
-    # under `vmap` is logged in every lane.
+    # JAX calls this rule even if no operand is mapped, so a constant is logged in every
+    # lane.
     if event.layout.once:
         batched = any(dim is not None for dim in dims)
         mark, event = event.layout.once, event.with_layout(once="")
@@ -164,28 +165,28 @@ def _jvp(
     return log_p.bind(*primals, event=event), []
 
 
-_leaving_out = threading.local()
+_warnings = threading.local()
 
 
 @contextlib.contextmanager
-def left_out_quietly() -> Iterator[None]:
-    """For code whose events are to be removed: no warning where one is left out."""
-    before = getattr(_leaving_out, "quietly", False)
-    _leaving_out.quietly = True
+def without_transpose_warnings() -> Iterator[None]:
+    """For code whose events are removed anyway: no warning about tangents."""
+    before = getattr(_warnings, "off", False)
+    _warnings.off = True
     try:
         yield
     finally:
-        _leaving_out.quietly = before
+        _warnings.off = before
 
 
 def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
     del cotangents
-    if getattr(_leaving_out, "quietly", False):
+    if getattr(_warnings, "off", False):
         return [None] * len(operands)
     warnings.warn_explicit(
-        f"{event.call.description}, is or goes "
-        "with a tangent, which reverse mode never computes: the event is left out. Log "
-        "it under `jax.jvp`, or log values that are no tangents apart from it.",
+        f"{event.call.description}, contains a tangent, which reverse mode never "
+        "computes: the event is removed. Log it under `jax.jvp`, or log the other "
+        "values in a call of their own.",
         LoxWarning,
         event.call.source.file,
         event.call.source.line,

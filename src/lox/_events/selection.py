@@ -1,4 +1,4 @@
-"""`Selection`: which events and keys a transformation takes."""
+"""`Selection`: the events and keys that a transformation collects."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from .event import Event
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Selection:
-    """Which keys of which events a transformation takes.
+    """The events and keys that a transformation collects.
 
     Attributes:
-        argnames: names, or shell-style patterns; None takes every name.
-        tags: an event passes if it has one of them; None takes every event.
-        api: whose events.
+        argnames: keys, or shell-style patterns; None selects every key.
+        tags: selects the events with at least one of these; None selects every event.
+        api: selects the events of this API (see `Call`).
     """
 
     argnames: tuple[str, ...] | None = None
@@ -28,21 +28,21 @@ class Selection:
     def of(cls, argnames: Any, tags: Any) -> "Selection":
         return cls(_names("argnames", argnames), _names("tags", tags))
 
-    def takes_event(self, event: Event) -> bool:
+    def selects_event(self, event: Event) -> bool:
         if event.call.api != self.api:
             return False
         if self.tags is not None and not set(self.tags) & set(event.call.tags):
             return False
-        asked = self.tags is not None or self.argnames is not None
-        return asked or not event.call.explicit
+        explicit = self.tags is not None or self.argnames is not None
+        return explicit or not event.call.explicit
 
-    def takes_key(self, key: str) -> bool:
+    def selects_key(self, key: str) -> bool:
         return self.argnames is None or any(
             matches(key, pattern) for pattern in self.argnames
         )
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
-        """Those of `argnames` that no key matches."""
+        """The `argnames` that match no key."""
         seen = list(keys)
         return [
             pattern
@@ -51,7 +51,7 @@ class Selection:
         ]
 
     def unmatched_tags(self, events: Iterable[Event]) -> list[str]:
-        """Those of `tags` that no event has."""
+        """The `tags` that no event has."""
         known = {tag for event in events for tag in event.call.tags}
         return [tag for tag in self.tags or () if tag not in known]
 
@@ -67,6 +67,6 @@ def _names(what: str, names: Any) -> tuple[str, ...] | None:
         listed = (names,)
     if not all(isinstance(name, str) for name in listed):
         raise LoxTypeError(
-            f"`{what}` must be a string or several strings, not {names!r}."
+            f"`{what}` must be a string or a sequence of strings, not {names!r}."
         )
     return listed

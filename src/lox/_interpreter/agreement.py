@@ -1,7 +1,8 @@
-"""What the rows of one key must have in common, before they are joined.
+"""Checks that the rows of one key can be joined, and casts them to common dtypes.
 
-Trees, steps and shapes must be alike; numbers adopt the dtypes of their neighbours as
-far as these hold them; and rows of one line with different lanes are joined along time.
+Tree structures, steps and shapes must be equal. Python numbers are cast to the dtype of
+the other rows where that is exact. Rows of one line with different numbers of lanes are
+joined along time.
 """
 
 import collections
@@ -9,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,11 @@ from lox._jax.numbers import Literal, Literals, adopts, is_exact, merged, unheld
 from lox._logs.key import all_tags
 from lox._source import Source
 
-if TYPE_CHECKING:
-    from .rows import Rows
+from .rows import Rows
 
 
-def agree(key: str, parts: "list[Rows]") -> "list[Rows]":
-    """The same rows, so that they can be joined; or an error that names both lines."""
+def agree(key: str, parts: list[Rows]) -> list[Rows]:
+    """Makes the rows of a key joinable, or raises an error that names both lines."""
     first = parts[0]
     for other in parts[1:]:
         if other.tree != first.tree:
@@ -41,7 +41,7 @@ def agree(key: str, parts: "list[Rows]") -> "list[Rows]":
             )
         if other.own_shapes() != first.own_shapes():
             raise ShapeError(
-                f"{_with_shapes(key, first, other)} Give one of them another name or a "
+                f"{_both_shapes(key, first, other)} Give one of them another name or a "
                 "`prefix`."
             )
     _agree_reductions(key, parts)
@@ -69,11 +69,11 @@ def agree(key: str, parts: "list[Rows]") -> "list[Rows]":
     ]
 
 
-def merged_lines(parts: "Sequence[Rows]") -> dict[str, Any]:
-    """What rows of several lines have in common: the lines, and their numbers."""
+def merged_lines(parts: Sequence[Rows]) -> dict[str, Any]:
+    """The fields of joined rows that come from their lines."""
     first = parts[0]
     return {
-        "lines": _each_once(line for part in parts for line in part.lines),
+        "lines": _unique(line for part in parts for line in part.lines),
         "weak": tuple(
             merged(part.weak[i] for part in parts) for i in range(len(first.weak))
         ),
@@ -84,7 +84,7 @@ def merged_lines(parts: "Sequence[Rows]") -> dict[str, Any]:
     }
 
 
-def _each_once(lines: Iterable[Source]) -> tuple[Source, ...]:
+def _unique(lines: Iterable[Source]) -> tuple[Source, ...]:
     return tuple(dict.fromkeys(lines))
 
 
@@ -92,23 +92,23 @@ def cast(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else jax.lax.convert_element_type(x, dtype)
 
 
-def _agree_reductions(key: str, parts: "list[Rows]") -> None:
+def _agree_reductions(key: str, parts: list[Rows]) -> None:
     first, *others = [part for part in parts if part.reduce is not None] or parts[:1]
     for other in others:
         if other.reduce != first.reduce:
             raise LoxValueError(
                 f"{key!r} is logged with `reduce={first.reduce!r}` at {first.source} "
                 f"and with `reduce={other.reduce!r}` at {other.source}. Give both the "
-                "same reduction, or one of them another name; one given to the "
-                "transformation wins over both."
+                "same reduction, or one of them another name. A reduction given to "
+                "the transformation overrides both."
             )
 
 
 # --- dtypes ------------------------------------------------------------------
 
 
-def _common_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
-    """The dtype of a leaf: that of the strongly typed, which is never cast."""
+def _common_dtype(key: str, parts: list[Rows], i: int) -> Any:
+    """The common dtype of a leaf: that of strongly typed rows, which are never cast."""
     dtypes = [part.leaves[i].dtype for part in parts]
     strong: Rows | None = None
     for part in parts:
@@ -137,7 +137,7 @@ def _common_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
 def check_adopts(
     key: str, dtype: Any, literals: Literals, target: Any, at: Source
 ) -> None:
-    """Raises unless Python numbers can be of the dtype `target`, logged at `at`."""
+    """Raises an error unless numbers can be cast to `target`, logged at `at`."""
     if not adopts(dtype, target):
         culprit: Literal | None = literals[0]
     else:
@@ -145,27 +145,27 @@ def check_adopts(
     if culprit is not None:
         raise DtypeError(
             f"{key!r} is logged as {target} at {at} and as "
-            f"{_described(dtype, culprit)} at {culprit.source}, which {target} does "
+            f"{_describe(dtype, culprit)} at {culprit.source}, which {target} does "
             "not hold. Logged values are never wrapped or rounded: convert one of them "
             "(`jnp.asarray(x, dtype)`) or give it another name."
         )
 
 
-def _described(dtype: Any, literal: Literal) -> str:
+def _describe(dtype: Any, literal: Literal) -> str:
     if literal.number is None:
-        return f"{dtype} (weakly typed, and known only to the running program)"
+        return f"{dtype} (weakly typed, and known only at run time)"
     return f"{dtype} (the number {literal.number})"
 
 
 def _promoted(first: Any, second: Any) -> Any:
-    """The dtype of Python numbers of several kinds: int, then float, then complex."""
+    """The dtype of Python numbers of two kinds: int, then float, then complex."""
     if first == second:
         return first
     return second if adopts(first, second) else first
 
 
-def _step_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
-    """The first dtype that holds the steps of all parts."""
+def _step_dtype(key: str, parts: list[Rows], i: int) -> Any:
+    """A dtype that holds the steps of all parts exactly."""
     name = list(parts[0].steps)[i]
     dtypes = [part.steps[name].dtype for part in parts]
     if len(set(dtypes)) == 1:
@@ -175,7 +175,7 @@ def _step_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
     for some in filter(None, (strong, dtypes)):
         try:
             common = jnp.result_type(*some)
-        except ValueError:  # JAX promotes them to nothing
+        except ValueError:  # there is no common dtype
             continue
         if all(_holds_steps(part, i, dtype, common) for part, dtype in pairs):
             return common
@@ -183,14 +183,14 @@ def _step_dtype(key: str, parts: "list[Rows]", i: int) -> Any:
     _raise_steps(key, name, parts[0], other)
 
 
-def check_steps(key: str, rows: "Rows", types: "Rows") -> None:
-    """Raises unless the steps of these rows can be of the dtypes of `types`."""
+def check_steps(key: str, rows: Rows, types: Rows) -> None:
+    """Raises an error unless steps can be cast to the dtypes of `types`."""
     for i, (name, step) in enumerate(rows.steps.items()):
         if not _holds_steps(rows, i, step.dtype, types.steps[name].dtype):
             _raise_steps(key, name, types, rows)
 
 
-def _raise_steps(key: str, name: str, first: "Rows", other: "Rows") -> NoReturn:
+def _raise_steps(key: str, name: str, first: Rows, other: Rows) -> NoReturn:
     raise StepError(
         f"{key!r} is logged with the step {name!r} as {first.steps[name].dtype} at "
         f"{first.source} and as {other.steps[name].dtype} at {other.source}, and no "
@@ -199,7 +199,7 @@ def _raise_steps(key: str, name: str, first: "Rows", other: "Rows") -> NoReturn:
     )
 
 
-def _holds_steps(part: "Rows", i: int, dtype: Any, target: Any) -> bool:
+def _holds_steps(part: Rows, i: int, dtype: Any, target: Any) -> bool:
     literals = part.weak_steps[i]
     if literals:
         return unheld(dtype, target, literals) is None
@@ -209,19 +209,19 @@ def _holds_steps(part: "Rows", i: int, dtype: Any, target: Any) -> bool:
 # --- lanes -------------------------------------------------------------------
 
 
-def _agree_lanes(key: str, parts: "list[Rows]") -> "list[Rows]":
-    """Joins the rows of one line with different lanes along time.
+def _agree_lanes(key: str, parts: list[Rows]) -> list[Rows]:
+    """Moves lanes that not all parts have into the time axis.
 
-    A library may call a function under `vmap` and without, and
+    A library may call a function with and without `vmap`, and
     `lax.map(batch_size=...)` has fewer lanes in its last batch. Each lane is an event
-    of the program, so its rows come one after the other, in the order of the lanes.
-    Lanes that all parts have in common, of a `vmap` around all of them, remain.
+    of the program, so the rows are joined along time, in the order of the lanes. The
+    lanes of a `vmap` around all parts remain lanes.
     """
     sizes = [part.lane_sizes() for part in parts]
     if len(set(sizes)) == 1:
         return parts
     common = _common_prefix(sizes)
-    if not _along_time(parts, common):
+    if not _can_join_along_time(parts, common):
         _raise_lanes(key, parts)
     return [_flattened(part, common) for part in parts]
 
@@ -235,11 +235,11 @@ def _common_prefix(sizes: Sequence[tuple[int, ...]]) -> int:
     return count
 
 
-def _along_time(parts: "Sequence[Rows]", common: int) -> bool:
-    """Whether lanes beyond the common ones may become rows."""
+def _can_join_along_time(parts: Sequence[Rows], common: int) -> bool:
+    """Whether the other lanes can be moved into the time axis."""
     if any(part.devices for part in parts):
         return False
-    # rows that came lane by lane can no longer be put into the order of other lanes
+    # after flattening, rows can no longer be sorted by the other lanes
     if any(part.flattened and part.lanes > common for part in parts):
         return False
     lines: dict[tuple[int, ...], set[Source]] = {}
@@ -252,8 +252,8 @@ def _along_time(parts: "Sequence[Rows]", common: int) -> bool:
     return len(counts) > 1 or reduced or _is_remainder(parts, common)
 
 
-def _is_remainder(parts: "Sequence[Rows]", common: int) -> bool:
-    """Whether these are batches of `lax.map`: a loop over whole ones, and a rest."""
+def _is_remainder(parts: Sequence[Rows], common: int) -> bool:
+    """Whether these are the batches of `lax.map`: full ones in a loop, and a rest."""
     whole = parts[0].lane_sizes()
     rest = next(p.lane_sizes() for p in parts if p.lane_sizes() != whole)
     return (
@@ -264,7 +264,7 @@ def _is_remainder(parts: "Sequence[Rows]", common: int) -> bool:
     )
 
 
-def _flattened(rows: "Rows", common: int) -> "Rows":
+def _flattened(rows: Rows, common: int) -> Rows:
     rows = rows.with_time()
     if rows.lanes == common:
         return rows
@@ -278,37 +278,37 @@ def _flattened(rows: "Rows", common: int) -> "Rows":
     return dataclasses.replace(rows.arrays(flatten), lanes=common, flattened=True)
 
 
-def _raise_lanes(key: str, parts: "Sequence[Rows]") -> NoReturn:
+def _raise_lanes(key: str, parts: Sequence[Rows]) -> NoReturn:
     first = parts[0]
     other = next(p for p in parts if p.lane_sizes() != first.lane_sizes())
     if first.devices or other.devices:
         remedy = "Give one of them another name or a `prefix`"
     elif set(first.lines) & set(other.lines):
-        remedy = 'It is the same line: reduce it (`reduce="mean"`)'
+        remedy = 'Both are the same line: reduce the key (`reduce="mean"`)'
     else:
         remedy = "Give one of them another name or a `prefix`"
     raise ShapeError(
-        f"{_with_shapes(key, first, other)} {remedy}, select other keys by `argnames`, "
-        "or deliver it lane by lane with `lox.tap`."
+        f"{_both_shapes(key, first, other)} {remedy}, select other keys by `argnames`, "
+        "or deliver it per lane with `lox.tap`."
     )
 
 
 # --- messages ----------------------------------------------------------------
 
 
-def _with_shapes(key: str, first: "Rows", other: "Rows") -> str:
+def _both_shapes(key: str, first: Rows, other: Rows) -> str:
     return (
         f"{key!r} is logged with the shape {_shape(first)} at {first.source} and with "
         f"{_shape(other)} at {other.source}. Rows of one key need one shape."
     )
 
 
-def _steps(rows: "Rows") -> str:
+def _steps(rows: Rows) -> str:
     names = ", ".join(map(repr, rows.steps))
     return f"the steps {names}" if names else "no steps"
 
 
-def _shape(rows: "Rows") -> str:
+def _shape(rows: Rows) -> str:
     shapes = rows.own_shapes()
     text = str(shapes[0] if len(shapes) == 1 else shapes)
     lanes = rows.lane_sizes()

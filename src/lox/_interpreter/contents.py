@@ -1,4 +1,4 @@
-"""Where in a program events are."""
+"""Finds the events in a program."""
 
 import weakref
 from typing import Any, NamedTuple
@@ -11,15 +11,21 @@ from .rule_table import change_of_hidden_rules, jaxprs_of, may_log_elsewhere
 
 
 class _Contents(NamedTuple):
-    """What a jaxpr contains, at any depth; found once per jaxpr."""
+    """The events in a jaxpr, at any depth; computed once per jaxpr.
+
+    Attributes:
+        events: the events.
+        has_hidden_rules: whether there are user-defined derivative or batching rules,
+            which may log.
+        host_functions: the functions that are called on the host.
+        indices: the equations that contain events or hidden rules; all others are bound
+            unchanged.
+    """
 
     events: tuple[Event, ...]
-    # whether there are user-defined derivative or batching rules, which may log
-    hides_rules: bool
-    # the functions that are called on the host
+    has_hidden_rules: bool
     host_functions: tuple[Any, ...]
-    # the equations that contain events or rules; all others are bound as they are
-    places: frozenset[int]
+    indices: frozenset[int]
 
 
 _contents: "weakref.WeakKeyDictionary[Any, _Contents]" = weakref.WeakKeyDictionary()
@@ -35,29 +41,31 @@ def _contents_of(jaxpr: Any) -> _Contents:
 
 def _find_contents(jaxpr: Any) -> _Contents:
     events: dict[Event, None] = {}
-    places = set()
-    hides_rules = False
+    indices = set()
+    has_hidden_rules = False
     host: list[Any] = []
     for i, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive is log_p:
             events[eqn.params["event"]] = None
-            places.add(i)
+            indices.add(i)
             continue
-        if not _may_contain_any(eqn):
+        if not _may_contain_events(eqn):
             continue
         inside = [_contents_of(jaxpr) for jaxpr in jaxprs_of(eqn)]
-        hides = _hides_rules_itself(eqn) or any(one.hides_rules for one in inside)
-        hides_rules |= hides
+        hidden = _has_own_hidden_rules(eqn) or any(
+            one.has_hidden_rules for one in inside
+        )
+        has_hidden_rules |= hidden
         host += callbacks.host_functions_of(eqn)
         for one in inside:
             events.update(dict.fromkeys(one.events))
             host += one.host_functions
-        if hides or any(one.events for one in inside):
-            places.add(i)
-    return _Contents(tuple(events), hides_rules, tuple(host), frozenset(places))
+        if hidden or any(one.events for one in inside):
+            indices.add(i)
+    return _Contents(tuple(events), has_hidden_rules, tuple(host), frozenset(indices))
 
 
-def _may_contain_any(eqn: Any) -> bool:
+def _may_contain_events(eqn: Any) -> bool:
     """A quick check that rules out most equations."""
     return bool(
         eqn.effects
@@ -68,9 +76,9 @@ def _may_contain_any(eqn: Any) -> bool:
 
 
 def events_of(jaxpr: Any) -> tuple[Event, ...]:
-    """The events in a jaxpr, at any depth, each once, in program order.
+    """The distinct events in a jaxpr, at any depth, in program order.
 
-    Effects cannot tell: some primitives do not pass them on.
+    The effects of the jaxpr are not enough: some primitives do not propagate them.
     """
     return _contents_of(jaxpr).events
 
@@ -81,32 +89,32 @@ def host_functions_in(jaxpr: Any) -> tuple[Any, ...]:
 
 
 def equations_with_events(jaxpr: Any) -> list[Any]:
-    """The equations that contain events or user-defined rules, which may log."""
+    """The equations that contain events or hidden rules, which may log."""
     equations = jaxprs.open_jaxpr(jaxpr).eqns
-    return [equations[i] for i in sorted(places_of(jaxpr))]
+    return [equations[i] for i in sorted(indices_with_events(jaxpr))]
 
 
-def has_hidden_rules(eqn: Any) -> bool:
-    """Whether an equation has user-defined derivative rules, at any depth."""
-    return _hides_rules_itself(eqn) or any(
-        _contents_of(jaxpr).hides_rules for jaxpr in jaxprs_of(eqn)
+def equation_has_hidden_rules(eqn: Any) -> bool:
+    """Whether an equation has user-defined derivative or batching rules."""
+    return _has_own_hidden_rules(eqn) or any(
+        _contents_of(jaxpr).has_hidden_rules for jaxpr in jaxprs_of(eqn)
     )
 
 
-def _hides_rules_itself(eqn: Any) -> bool:
-    return change_of_hidden_rules(eqn) is not None and not rule_sources.rules_of_jax(
-        eqn
-    )
+def _has_own_hidden_rules(eqn: Any) -> bool:
+    if change_of_hidden_rules(eqn) is None:
+        return False
+    return not rule_sources.rules_of_jax(eqn)
 
 
-def hides_rules(jaxpr: Any) -> bool:
-    """Whether a jaxpr has user-defined derivative rules, at any depth."""
-    return _contents_of(jaxpr).hides_rules
+def jaxpr_has_hidden_rules(jaxpr: Any) -> bool:
+    """Whether a jaxpr has user-defined derivative or batching rules, at any depth."""
+    return _contents_of(jaxpr).has_hidden_rules
 
 
-def places_of(jaxpr: Any) -> frozenset[int]:
-    """The numbers of the equations that contain events or user-defined rules."""
-    return _contents_of(jaxpr).places
+def indices_with_events(jaxpr: Any) -> frozenset[int]:
+    """The indices of the equations that contain events or hidden rules."""
+    return _contents_of(jaxpr).indices
 
 
 def events_inside(eqn: Any) -> tuple[Event, ...]:

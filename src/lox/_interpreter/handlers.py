@@ -1,12 +1,12 @@
-"""What a traversal does with the events of a program.
+"""Handlers: what a traversal does with the events of a program.
 
-A `Collector` takes events out of the program, as rows or into its state. A `Rewriter`
-leaves them in the program, changed, or removes them.
+A `Collector` removes events from the program and collects them, as rows or in its
+state. A `Rewriter` binds them again with changes, or only removes them.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -14,21 +14,18 @@ from lox._events.event import Event
 
 from .rows import Record
 
-if TYPE_CHECKING:
-    from .walk import Walk
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class State:
-    """What travels through a program: into loops as a carry, into calls as an argument.
+    """The state of a handler: a carry of loops, an argument of branches and calls.
 
     Attributes:
-        streams: the states of a collector's streams by number. Their leaves have the
-            lane axes of the streams' events in front; those of the rest have none.
-        run: the words of the key of the run that events belong to; None if none.
-        context: what a rewriter adds to events; None where it is not known, as in some
-            derivative and batching rules of custom functions.
+        streams: the states of a collector's streams by number. Their leaves begin with
+            the lane axes of the streams' events; other leaves have no lane axes.
+        run: the key data of the run that the events belong to, if any.
+        context: the value that a rewriter adds to events; None where it is unknown, as
+            in some derivative and batching rules of custom functions.
     """
 
     streams: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -44,7 +41,7 @@ class State:
         return State(streams, self.run, self.context)
 
     def updated(self, part: "State") -> "State":
-        """The whole state after a part of it has changed."""
+        """Returns the whole state after `part` of it has changed."""
         if not self.streams:
             return part
         return part.with_streams({**self.streams, **part.streams})
@@ -57,14 +54,14 @@ class Handler:
     """What a transformation does with the events of a program.
 
     Attributes:
-        memo_key: identifies a rewriter that needs no state: what it makes of a jaxpr is
-            remembered by this key.
+        memo_key: identifies a rewriter that needs no state; the jaxprs that it rewrites
+            are cached by this key. None for other handlers.
     """
 
     memo_key: Any = None
 
     def wants(self, event: Event) -> bool:
-        """Whether to handle this event; if not, it stays in the program."""
+        """Whether to handle this event; if not, it stays in the program unchanged."""
         raise NotImplementedError
 
     def receive(
@@ -74,39 +71,41 @@ class Handler:
         raise NotImplementedError
 
     def part(self, state: State, eqn: Any) -> State:
-        """The part of the state that the events inside an equation need."""
+        """Returns the part of the state that the events inside an equation need."""
         del eqn
         return state
 
-    def in_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
-        """The handler for the events of a function's derivative rules.
+    def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
+        """Returns the handler for the events in the derivative rules of a function.
 
         Args:
-            lines: the lines that log in the function itself, with their keys.
+            lines: the lines of the function itself that log, with their keys.
         """
         del lines
         return self
 
     def without_rows(self) -> "Handler":
-        """The handler for a place that rows cannot leave, such as a batching rule."""
+        """Returns the handler for code that cannot return rows (batching rules)."""
         return self
 
 
 class Collector(Handler):
-    """Takes events out of a program: as rows, which leave it as extra results, or into
-    its state.
+    """Removes events from a program and collects them.
+
+    They become rows, which are extra results of the program, or update the state.
     """
 
-    def rows_only(self, walk: "Walk", eqn: Any) -> "Collector | None":
-        """A collector of the rows of an equation, which `absorb` puts into the state.
+    def rows_only(self, eqn: Any) -> "Collector | None":
+        """Returns a collector that returns the events of an equation as rows.
 
-        It may still need the `part` of the state that belongs to the equation.
+        `absorb` then puts these rows into the state. The collector may still need the
+        `part` of the state that belongs to the equation.
         """
-        del walk, eqn
+        del eqn
         return None
 
     def absorb(self, record: Record, state: State) -> tuple[Record, State]:
-        """Puts rows into the state; returns those that do not belong there."""
+        """Updates the state with rows; returns the rows that do not belong to it."""
         return record, state
 
     def without_rows(self) -> Handler:
@@ -114,10 +113,10 @@ class Collector(Handler):
 
 
 class Rewriter(Handler):
-    """Binds events again, changed, or removes them.
+    """Binds events again with changes, or removes them.
 
     Attributes:
-        rules_need_state: whether the events of derivative rules get the state, too.
+        rules_need_state: whether events in derivative rules also need the state.
     """
 
     rules_need_state = False
@@ -129,12 +128,12 @@ class Rewriter(Handler):
         return Record(), state
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        """Binds what is left of an event.
+        """Binds the rewritten event, if it is not removed.
 
         Args:
             event: the event.
             operands: its operands.
-            context: as in `State`.
+            context: see `State`.
         """
         raise NotImplementedError
 

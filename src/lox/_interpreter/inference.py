@@ -1,8 +1,8 @@
-"""The survey: what a program will log, found before it is evaluated.
+"""Infers the shapes and dtypes of everything a program logs, before it is evaluated.
 
-An accumulator or a buffer must exist before the first event that goes into it, so its
-shapes must be known by then. The survey evaluates the program's types alone, by the
-very traversal that will evaluate its values later, and gives the types of all rows.
+An accumulator or a buffer must exist before its first event, so its shapes and dtypes
+must be known by then. The traversal that later evaluates the program first evaluates
+its types alone, and returns the types of all rows.
 """
 
 import functools
@@ -18,81 +18,82 @@ from lox._jax import jaxprs
 
 from .contents import equations_with_events
 from .handlers import NO_STATE, State
-from .rows import Record, rows_of
+from .rows import Record, Reductions, rows_of
 from .rule_table import jaxprs_of
-from .taker import Taker
+from .selecting_collector import SelectingCollector
 from .walk import Walk
 
 
-class _Surveyor(Taker):
-    """Gives each event back as a row, of which only the type is ever looked at."""
+class _TypeInferrer(SelectingCollector):
+    """Returns each event as a row, of which only the type is used."""
 
-    def __init__(self, selection: Selection, reductions: Any) -> None:
+    def __init__(self, selection: Selection, reductions: Reductions) -> None:
         super().__init__(selection, keep_logs=False, outermost=True)
         self._reductions = reductions
 
-    def take(
+    def collect(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         return rows_of(event, operands, self._reductions), state
 
 
-def survey(closed: Any, selection: Selection, reductions: Any) -> Record:
-    """The rows that a program gives, as types.
+def infer_rows(closed: Any, selection: Selection, reductions: Reductions) -> Record:
+    """Infers the types of the rows of a program.
 
     Args:
         closed: the program.
-        selection: which events count.
-        reductions: from a key and what its `lox.log` asked for, the reduction it gets.
+        selection: the events and keys to include.
+        reductions: the reduction of each key.
     """
-    new, tree = Walk(_Surveyor(selection, reductions), types_only=True).rebuilt(
-        closed, NO_STATE
-    )
+    walk = Walk(_TypeInferrer(selection, reductions), types_only=True)
+    new, tree = walk.rebuilt(closed, NO_STATE)
     record: Record = tree.unflatten(new.out_avals)[1]
     return record
 
 
-def survey_equation(walk: Walk, eqn: Any, selection: Selection, reductions: Any) -> Any:
-    """The same of a single equation."""
-    surveying = Walk(_Surveyor(selection, reductions), types_only=True)
+def infer_rows_of_equation(
+    eqn: Any, selection: Selection, reductions: Reductions
+) -> Record:
+    """Infers the types of the rows of a single equation."""
+    walk = Walk(_TypeInferrer(selection, reductions), types_only=True)
 
     def rows(*args: Any) -> Record:
-        return surveying.rule_for(eqn)(surveying, eqn, list(args), NO_STATE)[1]
+        return walk.rule_for(eqn)(walk, eqn, list(args), NO_STATE)[1]
 
     avals = [var.aval for var in eqn.invars]
     like = jaxprs_of(eqn)[0]
     new, tree, _ = jaxprs.trace(rows, avals, like)
-    return tree.unflatten(new.out_avals)
+    record: Record = tree.unflatten(new.out_avals)
+    return record
 
 
-def repeated(closed: Any, selection: Selection) -> frozenset[str]:
-    """The keys that one run of a program may log several times."""
+def multi_row_keys(closed: Any, selection: Selection) -> frozenset[str]:
+    """The keys that a program may log more than once."""
     known: dict[Any, Counter[str]] = {}
 
-    def counts_of(jaxpr: Any) -> Counter[str]:
-        """How often each key is logged; more than once is many."""
+    def count_in_jaxpr(jaxpr: Any) -> Counter[str]:
+        """How often each key may be logged, where any number above one means many."""
         jaxpr = jaxprs.open_jaxpr(jaxpr)
         counts = known.get(jaxpr)
         if counts is None:
             counts = Counter[str]()
             for eqn in equations_with_events(jaxpr):
-                counts += counts_in(eqn)
+                counts += count_in_equation(eqn)
             known[jaxpr] = counts
         return counts
 
-    def counts_in(eqn: Any) -> Counter[str]:
+    def count_in_equation(eqn: Any) -> Counter[str]:
         if eqn.primitive is log_p:
             event = eqn.params["event"]
-            taken = event.call.keys if selection.takes_event(event) else ()
-            counts = Counter(filter(selection.takes_key, taken))
+            keys = event.call.keys if selection.selects_event(event) else ()
+            counts = Counter(filter(selection.selects_key, keys))
             return counts + counts if event.layout.elements else counts
-        # of the branches of a conditional, one is taken; what a linear solve has beside
-        # its solution are other ways to the same
-        one_of = eqn.primitive.name in ("cond", "custom_linear_solve")
-        join = operator.or_ if one_of else operator.add
-        inside = map(counts_of, jaxprs_of(eqn))
+        # one branch of a conditional runs, and one function of a linear solve
+        runs_one = eqn.primitive.name in ("cond", "custom_linear_solve")
+        join = operator.or_ if runs_one else operator.add
+        inside = map(count_in_jaxpr, jaxprs_of(eqn))
         counts = functools.reduce(join, inside, Counter[str]())
-        many = eqn.primitive.name in ("scan", "while")
-        return counts + counts if many else counts
+        is_loop = eqn.primitive.name in ("scan", "while")
+        return counts + counts if is_loop else counts
 
-    return frozenset(key for key, count in counts_of(closed).items() if count > 1)
+    return frozenset(key for key, count in count_in_jaxpr(closed).items() if count > 1)

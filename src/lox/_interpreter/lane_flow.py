@@ -1,13 +1,10 @@
-"""Which values of a program have lanes, found without batching it.
+"""Infers which values of a program get lanes under `vmap`, without batching it.
 
-JAX decides while it batches a program which of its values differ between the lanes of a
-`vmap`. To find that out before, the rules by which it batches are followed here in the
-abstract, with nothing but the answer for each value.
-
-The answer is one of three: a value has lanes, or has none, or only JAX knows. It is the
-last wherever a rule is not known to be one of JAX's plain ones. Primitives of other
-libraries take lanes together, refuse them or ignore them; collectives such as `psum`
-take them together, and `axis_index` has lanes of its own.
+JAX decides this while it batches a program. Here, its batching rules are applied
+abstractly: a value has lanes, has no lanes, or it is unknown whether it has. The last
+is the answer unless the batching rule is one of JAX's own plain rules: primitives of
+other libraries may reduce over lanes, reject them or ignore them, collectives like
+`psum` reduce over them, and `axis_index` adds lanes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,48 +12,48 @@ from typing import Any
 
 from lox._jax import batching_kinds, jaxprs, primitives
 
-from .walk import remembered
+from .walk import cached
 
-Answer = bool | None  # None: only JAX knows
+HasLanes = bool | None  # whether a value has lanes; None if unknown
 
-# The same as numbers, of which the greatest is that of a value made of several.
+# The same as levels: that of a result is the maximum of those of its operands.
 _NO, _MAYBE, _YES = 0, 1, 2
-_ANSWERS: tuple[Answer, ...] = (False, None, True)
+_ANSWERS: tuple[HasLanes, ...] = (False, None, True)
 
 
-def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[Answer]:
-    """Which results of a jaxpr have lanes, if these inputs have."""
-    return _answers(_through(jaxpr, _levels(batched)))
+def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[HasLanes]:
+    """Which results of a jaxpr have lanes, given which inputs have."""
+    return _answers(_propagate(jaxpr, _levels(batched)))
 
 
 def lanes_of_while(
     params: dict[str, Any], batched: Sequence[bool]
-) -> tuple[Answer, list[Answer]]:
-    """The same of a `while_loop`: whether its predicate has lanes, and its carries."""
-    predicate, carry = _through_loop(params, _levels(batched))
+) -> tuple[HasLanes, list[HasLanes]]:
+    """The same for a `while_loop`: its predicate and its carries."""
+    predicate, carry = _propagate_loop(params, _levels(batched))
     return _ANSWERS[predicate], _answers(carry)
 
 
-def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[Answer]:
-    """The same of a `scan`: its carries, and what it stacks."""
-    return _answers(_through_scan(params, _levels(batched)))
+def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[HasLanes]:
+    """The same for a `scan`: its carries and its stacked outputs."""
+    return _answers(_propagate_scan(params, _levels(batched)))
 
 
 def _levels(batched: Sequence[bool]) -> list[int]:
     return [_YES if one else _NO for one in batched]
 
 
-def _answers(levels: Sequence[int]) -> list[Answer]:
+def _answers(levels: Sequence[int]) -> list[HasLanes]:
     return [_ANSWERS[level] for level in levels]
 
 
 # --- programs ----------------------------------------------------------------
 
 
-def _through(jaxpr: Any, ins: Sequence[int]) -> list[int]:
-    """The results of a jaxpr; they depend on its inputs and on nothing else."""
+def _propagate(jaxpr: Any, ins: Sequence[int]) -> list[int]:
+    """The levels of the results of a jaxpr, given those of its inputs."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
-    found: list[int] = remembered(
+    found: list[int] = cached(
         jaxpr, ("lanes of", bytes(ins)), lambda: _evaluate(jaxpr, ins)
     )
     return found
@@ -70,12 +67,12 @@ def _evaluate(jaxpr: Any, ins: Sequence[int]) -> list[int]:
 
     for eqn in jaxpr.eqns:
         if eqn.outvars:
-            outs = _through_equation(eqn, list(map(read, eqn.invars)))
+            outs = _propagate_equation(eqn, list(map(read, eqn.invars)))
             env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars))
 
 
-def _through_equation(eqn: Any, ins: list[int]) -> list[int]:
+def _propagate_equation(eqn: Any, ins: list[int]) -> list[int]:
     rule = _RULES.get(eqn.primitive)
     if rule is not None:
         return rule(eqn.params, ins)
@@ -88,51 +85,51 @@ def _through_equation(eqn: Any, ins: list[int]) -> list[int]:
     return [out] * len(eqn.outvars)
 
 
-# --- the rules of JAX that look inside ---------------------------------------
+# --- higher-order primitives -------------------------------------------------
 
 _Rule = Callable[[dict[str, Any], list[int]], list[int]]
 
 
-def _through_call(params: dict[str, Any], ins: list[int]) -> list[int]:
-    return _through(primitives.called_jaxpr(params), ins)
+def _propagate_call(params: dict[str, Any], ins: list[int]) -> list[int]:
+    return _propagate(primitives.called_jaxpr(params), ins)
 
 
-def _through_scan(params: dict[str, Any], ins: list[int]) -> list[int]:
+def _propagate_scan(params: dict[str, Any], ins: list[int]) -> list[int]:
     consts, carried, _ = primitives.scan_sizes(params, len(ins))
     first, carry, xs = ins[:consts], ins[consts:][:carried], ins[consts + carried :]
 
     def body(carry: list[int]) -> list[int]:
-        return _through(params["jaxpr"], [*first, *carry, *xs])
+        return _propagate(params["jaxpr"], [*first, *carry, *xs])
 
     carry = _fixed_point(lambda carry: body(carry)[:carried], carry)
     return [*carry, *body(carry)[carried:]]
 
 
-def _through_while(params: dict[str, Any], ins: list[int]) -> list[int]:
-    return _through_loop(params, ins)[1]
+def _propagate_while(params: dict[str, Any], ins: list[int]) -> list[int]:
+    return _propagate_loop(params, ins)[1]
 
 
-def _through_loop(params: dict[str, Any], ins: list[int]) -> tuple[int, list[int]]:
+def _propagate_loop(params: dict[str, Any], ins: list[int]) -> tuple[int, list[int]]:
     """The predicate and the carries of a `while_loop`."""
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = ins[:of_cond], ins[of_cond:][:of_body]
     carry = _fixed_point(
-        lambda carry: _through(params["body_jaxpr"], [*body_consts, *carry]),
+        lambda carry: _propagate(params["body_jaxpr"], [*body_consts, *carry]),
         ins[of_cond + of_body :],
     )
     cond = params["cond_jaxpr"]
-    (predicate,) = _through(cond, [*cond_consts, *carry])
+    (predicate,) = _propagate(cond, [*cond_consts, *carry])
     if cond.out_avals[0].shape:
-        # one that has the lanes of another `vmap` gets the new ones, too, if it logs
+        # a predicate with the lanes of another `vmap` may get the new ones, if it logs
         predicate = max(predicate, _MAYBE)
     return predicate, [max(one, predicate) for one in carry]
 
 
-def _through_cond(params: dict[str, Any], ins: list[int]) -> list[int]:
+def _propagate_cond(params: dict[str, Any], ins: list[int]) -> list[int]:
     index, *operands = ins
-    if "branches_platforms" in params:  # then it is the same in all lanes
+    if "branches_platforms" in params:  # the index is the same in all lanes
         index = min(index, _MAYBE)
-    branches = (_through(branch, operands) for branch in params["branches"])
+    branches = (_propagate(branch, operands) for branch in params["branches"])
     return [max(index, *outs) for outs in zip(*branches, strict=True)]
 
 
@@ -147,8 +144,8 @@ def _fixed_point(
 
 
 _RULES: dict[Any, _Rule] = {
-    **dict.fromkeys(primitives.CALLS, _through_call),
-    primitives.cond_p: _through_cond,
-    primitives.scan_p: _through_scan,
-    primitives.while_p: _through_while,
+    **dict.fromkeys(primitives.CALLS, _propagate_call),
+    primitives.cond_p: _propagate_cond,
+    primitives.scan_p: _propagate_scan,
+    primitives.while_p: _propagate_while,
 }

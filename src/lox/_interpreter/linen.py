@@ -1,4 +1,4 @@
-"""Removes the events of a trace that Flax Linen makes for itself."""
+"""Removes the events of traces that Flax Linen makes only for itself."""
 
 from typing import Any
 
@@ -10,16 +10,18 @@ from .handlers import NO_STATE, Remover
 from .walk import Walk
 
 
-class _All(Remover):
-    """Removes every event, also those that a transformation has taken."""
+class _AllEventsRemover(Remover):
+    """Removes every event, also events that a transformation has collected."""
 
     def wants(self, event: Event) -> bool:
         del event
         return True
 
 
-def _silent(closed: Any) -> Any:
-    return Walk(_All()).rebuilt(closed, NO_STATE)[0] if events_of(closed) else closed
+def _without_events(closed: Any) -> Any:
+    if not events_of(closed):
+        return closed
+    return Walk(_AllEventsRemover()).rebuilt(closed, NO_STATE)[0]
 
 
-linen.source.without_events = _silent
+linen.source.without_events = _without_events

@@ -1,4 +1,4 @@
-"""A `while_loop` with its condition evaluated before it and at the end of its body."""
+"""Rotates a `while_loop`: evaluates its condition before it and in its body."""
 
 import weakref
 from collections.abc import Sequence
@@ -7,35 +7,36 @@ from typing import Any
 from lox._jax import jaxprs, primitives
 
 from .handlers import State
-from .patches.guard import Guard
-from .walk import Walk, remembered
+from .patches.masking import EventMasker
+from .walk import Walk, cached
 
 
-def rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
-    """A loop with its condition evaluated before it and at the end of its body.
+def rotated(params: dict[str, Any], masked: bool = False) -> dict[str, Any]:
+    """The parameters of a loop with its condition at the end of its body.
 
-    The predicate is the first carry then.
+    The predicate becomes the first carry. Its initial value is the condition, evaluated
+    before the loop.
 
     Args:
-        params: those of the loop.
-        guarded: whether its events get the predicate as a mask.
+        params: the parameters of the loop.
+        masked: whether its events get the predicate as a mask.
     """
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     consts = cond_consts + body_consts
-    walk = Walk(Guard())
+    walk = Walk(EventMasker())
 
-    def run(jaxpr: Any, args: Sequence[Any], go: Any) -> list[Any]:
+    def run(jaxpr: Any, args: Sequence[Any], running: Any) -> list[Any]:
         return (
-            walk(jaxpr, args, State(context=go))[0]
-            if guarded
+            walk(jaxpr, args, State(context=running))[0]
+            if masked
             else jaxprs.evaluate(jaxpr, args)
         )
 
     def new_body(*args: Any) -> list[Any]:
-        inner, go, carry = args[:consts], args[consts], args[consts + 1 :]
-        outs = run(body, [*inner[cond_consts:], *carry], go)
-        return [*run(cond, [*inner[:cond_consts], *outs], go), *outs]
+        inner, running, carry = args[:consts], args[consts], args[consts + 1 :]
+        outs = run(body, [*inner[cond_consts:], *carry], running)
+        return [*run(cond, [*inner[:cond_consts], *outs], running), *outs]
 
     carry_avals = [cond.out_avals[0], *body.in_avals[body_consts:]]
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
@@ -43,11 +44,13 @@ def rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
         **params,
         "cond_nconsts": 0,
         "body_nconsts": consts,
-        **remembered(
+        **cached(
             body,
-            (weakref.ref(cond), cond_consts, body_consts, guarded),
+            (weakref.ref(cond), cond_consts, body_consts, masked),
             lambda: {
-                "cond_jaxpr": jaxprs.trace(lambda go, *_: go, carry_avals, cond)[0],
+                "cond_jaxpr": jaxprs.trace(
+                    lambda running, *_: running, carry_avals, cond
+                )[0],
                 "body_jaxpr": jaxprs.trace(
                     new_body, [*const_avals, *carry_avals], body
                 )[0],
@@ -57,10 +60,11 @@ def rotated(params: dict[str, Any], guarded: bool = False) -> dict[str, Any]:
 
 
 def run_rotated(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Runs a loop rotated, with the arguments of the original."""
     inputs = condition_inputs(args, params)
-    go = jaxprs.evaluate(params["cond_jaxpr"], inputs)
+    running = jaxprs.evaluate(params["cond_jaxpr"], inputs)
     consts = params["cond_nconsts"] + params["body_nconsts"]
-    operands = [*args[:consts], *go, *args[consts:]]
+    operands = [*args[:consts], *running, *args[consts:]]
     return list(primitives.while_p.bind(*operands, **rotated(params)))[1:]
 
 

@@ -1,4 +1,4 @@
-"""The table of rules: how each higher-order primitive is evaluated with its events."""
+"""The table of rules, one per higher-order primitive."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,8 +19,8 @@ class Rule(Protocol):
     """Evaluates an equation of one higher-order primitive with its events.
 
     Args:
-        walk: the traversal, to evaluate the jaxprs inside.
-        eqn: the equation; at least one event inside is wanted.
+        walk: the traversal, which evaluates the jaxprs inside.
+        eqn: the equation; the handler wants at least one event inside.
         args: the values of its inputs.
         state: the state before the equation.
 
@@ -49,7 +49,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def type_rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the rule by which traversals that only infer types go."""
+    """Registers the rule that traversals with `types_only` use."""
 
     def register(function: Rule) -> Rule:
         _type_rules.update(dict.fromkeys(names, function))
@@ -59,7 +59,7 @@ def type_rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def rule_finder(find: F) -> F:
-    """Registers a function that finds the rule of an equation by its parameters."""
+    """Registers a function that returns the rule of an equation, or None."""
     _rule_finders.append(find)
     return find
 
@@ -84,7 +84,7 @@ _other_jaxprs: dict[str, Callable[[Any], list[Any]]] = {}
 
 
 def other_jaxprs(name: str) -> Callable[[F], F]:
-    """Registers a function that returns the jaxprs that a primitive's equation runs."""
+    """Registers a function that returns the jaxprs that an equation runs."""
 
     def register(function: F) -> F:
         _other_jaxprs[name] = function
@@ -100,15 +100,17 @@ def jaxprs_of(eqn: Any) -> list[Any]:
     return list(jaxprs.jaxprs_of(eqn))
 
 
-# --- derivative and batching rules that cannot be traced before JAX calls them -----
+# --- derivative and batching rules, which are traced only when JAX calls them ------
 
 ChangedParams = Callable[["Walk", Any], dict[str, Any]]
 _hidden_rules: dict[str, ChangedParams] = {}
 
 
 def hidden_rules(name: str) -> Callable[[ChangedParams], ChangedParams]:
-    """Registers how to change the parameters of an equation that does not log itself,
-    so that the traversal sees the events of its derivative or batching rules.
+    """Registers a function that returns changed parameters for an equation.
+
+    The equation itself does not log. With the changed parameters, the handler receives
+    the events of its derivative or batching rules when JAX calls them.
     """
 
     def register(function: ChangedParams) -> ChangedParams:
@@ -119,7 +121,7 @@ def hidden_rules(name: str) -> Callable[[ChangedParams], ChangedParams]:
 
 
 def may_log_elsewhere(primitive: Any) -> bool:
-    """Whether equations of a primitive may log other than by their jaxprs."""
+    """Whether equations of a primitive may log outside of the jaxprs they hold."""
     return primitive.name in _other_jaxprs or primitive.name in _hidden_rules
 
 
@@ -133,6 +135,6 @@ preparations: list[Callable[[Any], Any]] = []
 
 
 def before_walk(prepare: F) -> F:
-    """Registers a function that changes every closed jaxpr before its traversal."""
+    """Registers a function that is applied to every closed jaxpr before traversal."""
     preparations.append(prepare)
     return prepare

@@ -1,7 +1,7 @@
-"""The rules: how each higher-order primitive is evaluated with its logs.
+"""The rules of JAX's calls, loops, branches and `shard_map`.
 
-The contract is written once, on `Rule`. The primitives with derivative rules of the
-user's are in `_custom_rules`.
+The contract of a rule is the docstring of `Rule`. Functions with custom derivative or
+batching rules are in `custom_functions`, `kept_derivatives` and `custom_vmap`.
 """
 
 import dataclasses
@@ -15,8 +15,9 @@ from lox._errors import UnboundedLoopError
 from lox._jax import hijax, jaxprs, primitives, tracing
 
 from .handlers import State
+from .joining import have_same_types, placeholder_rows, unify, with_all_lines
 from .rotation import condition_inputs, rotated
-from .rows import Record, Rows, alike, map_rows, of_any, stand_in, unify
+from .rows import Record, Rows, map_rows
 from .rule_table import Result, rule
 from .walk import Walk, as_array
 
@@ -26,8 +27,8 @@ def _jit_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old = eqn.params["jaxpr"]
     new, tree = walk.rebuilt(old, state)
     leaves = jax.tree.leaves(state)
-    more = len(new.out_avals) - len(old.out_avals)
-    params = primitives.jit_params(eqn.params, len(leaves), more)
+    extra = len(new.out_avals) - len(old.out_avals)
+    params = primitives.jit_params(eqn.params, len(leaves), extra)
     return tree.unflatten(tracing.bind(eqn, [*leaves, *args], jaxpr=new, **params))
 
 
@@ -39,7 +40,7 @@ def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 @rule("remat2", "checkpoint", hijax.CHECKPOINT)
 def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old = hijax.checkpoint_jaxpr(eqn)
-    if not eqn.outvars:  # JAX drops a checkpoint of nothing, effects and all
+    if not eqn.outvars:  # JAX would remove it, in spite of its effects
         return walk(jaxprs.close(old), args, state)
     new, tree = walk.rebuilt(old, state)
     jaxpr, consts = jaxprs.constants_to_inputs(new)
@@ -55,14 +56,14 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
     def body(state: State, *args: Any) -> Any:
         outs, record, state = walk(old, args, state)
-        # Rows come before what is stacked already, as they would by hand: a derivative
+        # Rows come before the stacked outputs, as in hand-written code: a derivative
         # puts its residuals last, and XLA's schedule depends on the order.
         return state, outs[:carry], record, outs[carry:]
 
     new, tree = walk.rebuilt(old, state, body, at=consts)
     leaves = jax.tree.leaves(state)
     carried = len(leaves) + carry
-    # as JAX does: a scanned input that is logged as it is needs no loop
+    # as in JAX, a scanned input that is logged unchanged is not an output of the loop
     new, forwarded = jaxprs.without_forwarded(new, consts + carried, carried)
     ys = len(new.out_avals) - carried
     params = primitives.scan_params(eqn.params, consts, carried, xs, ys)
@@ -73,7 +74,7 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         for i in range(tree.num_leaves)
     ]
     state, last, record, stacked = tree.unflatten(outs)
-    if eqn.params["reverse"]:  # rows come in the order of execution
+    if eqn.params["reverse"]:  # rows are in the order of execution
         record = map_rows(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
     record = map_rows(record, Rows.merge_time)
     return [*last, *stacked], record, state
@@ -81,18 +82,18 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
 @rule("while")
 def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """The state is a carry; rows cannot leave a loop of unknown length."""
+    """The state becomes a carry; a loop of unknown length cannot return rows."""
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    if walk.wants_in(cond):
+    if walk.wants_in_jaxpr(cond):
         return _rotated_while(walk, eqn, args, state)
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves)
-    # After a `vmap`, a predicate may have lanes. JAX then selects between the old and
+    # After a `vmap`, the predicate may have lanes. JAX then selects between the old and
     # the new value of every carry, which would copy a whole buffer at each iteration.
-    # The state does not need this: events of lanes that have ended are masked. So the
-    # selection is written out here, for the other carries.
+    # The state does not need this, since events of finished lanes are masked. So the
+    # selection is done here, for the other carries only.
     batched = bool(leaves) and bool(cond.out_avals[0].shape)
 
     def new_body(*args: Any) -> Any:
@@ -108,8 +109,8 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
     def new_cond(*args: Any) -> Any:
         inputs = [*args[:cond_consts], *args[cond_consts + front :]]
-        (go,) = jaxprs.evaluate(cond, inputs)
-        return jnp.any(go) if batched else go
+        (running,) = jaxprs.evaluate(cond, inputs)
+        return jnp.any(running) if batched else running
 
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     avals = [*map(jax.typeof, leaves), *body.in_avals[body_consts:]]
@@ -127,19 +128,19 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 
 
 def _rotated_while(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """The same for a condition that logs, which a rotated loop has in its body."""
+    """The rule for a loop whose condition logs: rotation moves it into the body."""
     params = eqn.params
     inputs = condition_inputs(args, params)
-    (go,), record, state = walk(params["cond_jaxpr"], inputs, state)
+    (running,), record, state = walk(params["cond_jaxpr"], inputs, state)
     consts = params["cond_nconsts"] + params["body_nconsts"]
-    args = [*args[:consts], as_array(go), *args[consts:]]
+    args = [*args[:consts], as_array(running), *args[consts:]]
     loop = eqn.replace(params=rotated(params))
     outs, _, state = _while_rule(walk, loop, args, state)
     return outs[1:], record, state
 
 
 def _where(condition: Any, x: Any, y: Any) -> Any:
-    """`x` in the lanes in which the condition holds, which are its first axes."""
+    """Selects `x` in the lanes where the condition holds; lanes are the first axes."""
     inner = (1,) * (jnp.ndim(x) - jnp.ndim(condition))
     return jnp.where(jnp.reshape(condition, condition.shape + inner), x, y)
 
@@ -150,8 +151,8 @@ def _unbounded(record: Record) -> str:
     )
     return (
         f"cannot stack {keys}: the `while_loop` around it has no static length. Give "
-        "`lox.spool` (or `logify.logify`) a `capacity=`, the most rows to keep; reduce "
-        'the key (`reduce="mean"`); or stream it with `lox.tap`.'
+        "`lox.spool` (or `logify.logify`) a `capacity=`, the number of rows to keep; "
+        'reduce the key (`reduce="mean"`); or stream it with `lox.tap`.'
     )
 
 
@@ -160,7 +161,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     branches = eqn.params["branches"]
     traced = [walk.rebuilt(branch, state) for branch in branches]
     records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
-    same = alike(records)
+    same = have_same_types(records)
     if not same:
         traced = [
             walk.rebuilt(
@@ -175,14 +176,15 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         branches=tuple(new for new, _ in traced),
     )
     outs, record, state = traced[0][1].unflatten(outs)
-    return outs, of_any(record, records) if same else record, state
+    return outs, with_all_lines(record, records) if same else record, state
 
 
 def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
     def fun(state: State, *args: Any) -> Any:
         outs, record, state = walk(branch, args, state)
         others = [
-            record if j == i else stand_in(other) for j, other in enumerate(records)
+            record if j == i else placeholder_rows(other)
+            for j, other in enumerate(records)
         ]
         return outs, unify(others)[i], state
 
@@ -191,7 +193,7 @@ def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
 
 @rule("shard_map")
 def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Rows, and what belongs to keys, have a lane axis over the devices of the mesh."""
+    """Rows and streams get a lane axis over the devices of the mesh."""
     params = eqn.params
     old = jaxprs.close(params["jaxpr"])
     mesh, axes = params["mesh"], primitives.manual_axes(params)
@@ -199,11 +201,11 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
     per_lane = state.per_lane_leaves()
-    state_specs = [spec(order) if own else spec() for own in per_lane]
+    state_specs = [spec(order) if lanes else spec() for lanes in per_lane]
 
     def body(leaves: list[Any], args: list[Any]) -> Any:
         pairs = zip(leaves, per_lane, strict=True)
-        leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
+        leaves = [jnp.squeeze(x, 0) if lanes else x for x, lanes in pairs]
         outs, record, new = walk(old, args, state_tree.unflatten(leaves))
         record = map_rows(
             record,
@@ -214,7 +216,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
             ),
         )
         pairs = zip(jax.tree.leaves(new), per_lane, strict=True)
-        after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
+        after = [jnp.expand_dims(x, 0) if lanes else x for x, lanes in pairs]
         return outs, record, after
 
     outs, record, leaves = jax.shard_map(
@@ -229,7 +231,7 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         axis_names=set(axes),
         check_vma=params["check_vma"],
     )(leaves, args)
-    # the device axis came out in front; rows have their time first
+    # the device axis is the first axis, but rows have their time axis first
     record = map_rows(
         record,
         lambda rows: (

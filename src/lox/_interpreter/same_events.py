@@ -1,8 +1,9 @@
-"""Whether two programs log the same values, as far as their equations tell.
+"""Whether two programs log the same values, by value numbering.
 
-A derivative rule usually computes what its function computes, and logs it on the way.
-Then its events can stand for the function's. To be sure, every value is numbered by the
-operation and the numbers of its operands: two values with one number are equal.
+A derivative rule usually computes what its function computes, and logs the same values.
+Its events can then replace those of the function. To prove that they are the same,
+every value is numbered by its operation and the numbers of its operands: two values
+with the same number are equal.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -15,7 +16,7 @@ from lox._jax import jaxprs, partial_eval, primitives
 from .contents import events_inside, events_of
 from .walk import without_events
 
-# what is as good as the equations inside
+# The calls that can be inlined, and the parameter with their jaxpr.
 _INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -26,8 +27,8 @@ _INLINED = {
 }
 
 
-def _called(eqn: Any) -> Any:
-    """The jaxpr that is as good as an equation, or None."""
+def _inlined_jaxpr(eqn: Any) -> Any:
+    """The jaxpr of a call that can be inlined; None for other equations."""
     if jaxprs.hijax(eqn) is not None:
         return jaxprs.expanded_hijax(eqn)
     if eqn.primitive.name in ("closed_call", "core_call", "eval_jaxpr"):
@@ -37,21 +38,21 @@ def _called(eqn: Any) -> Any:
 
 
 def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool:
-    """Whether two closed jaxprs, given the same first inputs, log the same.
+    """Whether two closed jaxprs log the same values, given the same first inputs.
 
     Args:
         first: a closed jaxpr; it may have more inputs.
         second: another one.
-        wants: which of their events matter.
+        wants: which of their events to compare.
     """
 
-    def chosen(closed: Any) -> set[Event]:
+    def selected(closed: Any) -> set[Event]:
         events = filter(wants, events_of(closed))
-        return {_free(event) for event in events if event.call.keys}
+        return {_without_anchors(event) for event in events if event.call.keys}
 
-    if chosen(first) != chosen(second):
+    if selected(first) != selected(second):
         return False
-    numbers = _Numbers()
+    numbers = _ValueNumbering()
 
     def events(closed: Any) -> Hashable:
         quiet = without_events(closed, lambda event: not wants(event))
@@ -60,19 +61,19 @@ def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool
     return events(first) == events(second)
 
 
-def _free(event: Event) -> Event:
-    """An event without what JAX's loops need of it (see `patches`)."""
+def _without_anchors(event: Event) -> Event:
+    """An event without the fields that only `patches` use."""
     return event.with_layout(anchors=0, site=0)
 
 
-class _Numbers:
-    """Numbers the values of programs; equal numbers are equal values."""
+class _ValueNumbering:
+    """Numbers the values of programs; values with equal numbers are equal."""
 
     def __init__(self) -> None:
         self._table: dict[Any, int] = {}
 
     def of_program(self, jaxpr: Any, consts: Sequence[Any]) -> Hashable:
-        """The events of an open jaxpr and its results, by numbers.
+        """The events and results of an open jaxpr, by number.
 
         Args:
             jaxpr: the jaxpr.
@@ -86,7 +87,7 @@ class _Numbers:
     def _evaluate(
         self, jaxpr: Any, inputs: Sequence[Hashable], events: list[Any]
     ) -> list[Any]:
-        """The numbers of the results; adds the events, with those of their operands."""
+        """Returns the numbers of the results; appends events to `events`."""
         env: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(atom: Any) -> Any:
@@ -96,16 +97,19 @@ class _Numbers:
 
         for eqn in jaxpr.eqns:
             ins = tuple(map(read, eqn.invars))
-            called = _called(eqn)
+            inlined = _inlined_jaxpr(eqn)
             outs: Sequence[Any] = []
             if eqn.primitive is log_p:
                 event = eqn.params["event"]
                 if event.call.keys:
                     events.append(
-                        (_free(event), ins[: len(ins) - event.layout.anchors])
+                        (
+                            _without_anchors(event),
+                            ins[: len(ins) - event.layout.anchors],
+                        )
                     )
-            elif called is not None:
-                inner, consts = jaxprs.constants_to_inputs(called)
+            elif inlined is not None:
+                inner, consts = jaxprs.constants_to_inputs(inlined)
                 outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)
             else:
                 params = tuple(sorted(primitives.comparable_params(eqn).items()))
@@ -118,7 +122,7 @@ class _Numbers:
         return list(map(read, jaxpr.outvars))
 
     def _static(self, value: Any) -> Hashable:
-        """A parameter, in a form that is equal for equal ones."""
+        """A parameter in a form that can be compared."""
         if isinstance(value, tuple | list):
             return tuple(map(self._static, value))
         if jaxprs.is_jaxpr(value):
@@ -127,7 +131,7 @@ class _Numbers:
 
 
 def _constant(value: Any) -> Hashable:
-    """A constant: equal numbers are the same, and so is an array with itself."""
+    """A constant in a form that can be compared: by value, or by identity."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return type(value), value
     try:
@@ -138,7 +142,7 @@ def _constant(value: Any) -> Hashable:
 
 
 class _Identity:
-    """An object that is equal to itself alone; it is kept alive."""
+    """Compares an object by identity, and keeps it alive."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

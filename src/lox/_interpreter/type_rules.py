@@ -1,7 +1,7 @@
-"""Rules for traversals that only infer the types of rows.
+"""Rules of traversals that only infer the types of rows.
 
-Without one, a primitive is traversed by its ordinary rule. These save time, or give
-types where the ordinary rule would need a state.
+A primitive without one uses its ordinary rule. These rules save time, or return types
+where the ordinary rule would need a state.
 """
 
 import dataclasses
@@ -11,33 +11,37 @@ from lox._errors import UnsupportedPrimitiveError
 from lox._jax import tracing
 
 from .handlers import NO_STATE, State
-from .rows import Record, alike, join, of_any, stand_in, unify
+from .joining import have_same_types, join, placeholder_rows, unify, with_all_lines
+from .rows import Record
 from .rule_table import Result, type_rule
 from .walk import Walk
 
 
 @type_rule("cond")
 def _cond_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    records = [_types_in(walk, branch) for branch in eqn.params["branches"]]
-    found = [stand_in(record) for record in records]
-    # the ordinary rule would trace branches that differ once more
-    record = of_any(found[0], records) if alike(records) else unify(found)[0]
+    types = [_row_types(walk, branch) for branch in eqn.params["branches"]]
+    records = [placeholder_rows(record) for record in types]
+    # the ordinary rule would trace branches with different rows a second time
+    if have_same_types(types):
+        record = with_all_lines(records[0], types)
+    else:
+        record = unify(records)[0]
     return tracing.unknown_results(eqn, args), record, state
 
 
 @type_rule("while")
 def _while_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """There may be any number of rows."""
+    """Marks the rows as unbounded, where the ordinary rule would raise an error."""
     records = []
     lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
     for name in ("cond_jaxpr", "body_jaxpr"):
-        record = stand_in(_types_in(walk, eqn.params[name]))
+        record = placeholder_rows(_row_types(walk, eqn.params[name]))
         for key, rows in record.items():
             if rows.devices and lanes:
                 raise UnsupportedPrimitiveError(
                     f"{key!r}, logged at {rows.source}, is in a `shard_map` in a "
                     "`while_loop` that ends at different times in the lanes of a "
-                    "`vmap`, where it can be neither reduced nor kept. Use `lox.tap`."
+                    "`vmap`, where it cannot be reduced or stored. Use `lox.tap`."
                 )
             rows = rows.with_mask().with_time()
             record[key] = dataclasses.replace(rows, unbounded=True)
@@ -45,7 +49,7 @@ def _while_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     return tracing.unknown_results(eqn, args), join(records), state
 
 
-def _types_in(walk: Walk, jaxpr: Any) -> Record:
+def _row_types(walk: Walk, jaxpr: Any) -> Record:
     new, tree = walk.rebuilt(jaxpr, NO_STATE)
     record: Record = tree.unflatten(new.out_avals)[1]
     return record

@@ -1,10 +1,10 @@
 """The traversal: evaluates a program again, equation by equation.
 
-There is one traversal and one table of rules for all transformations. What happens to
-an event is up to the `Handler`: rows travel out of the program as extra results, a
-state travels through it (into loops as a carry, into branches and calls as an
-argument). Jaxprs are never changed in place. An equation that does not log is bound as
-it is, so that its caches, shardings and custom derivatives are unchanged.
+There is one traversal and one table of rules for all transformations. A `Handler`
+decides what happens to an event. Rows are extra results of the program; the state is a
+carry of loops and an argument of branches and calls. Jaxprs are never modified. An
+equation that does not log is bound unchanged, so its caches, shardings and custom
+derivatives are preserved.
 """
 
 import weakref
@@ -19,9 +19,16 @@ from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._jax import jaxprs, tracing
 
-from .contents import events_inside, events_of, has_hidden_rules, hides_rules, places_of
+from .contents import (
+    equation_has_hidden_rules,
+    events_inside,
+    events_of,
+    indices_with_events,
+    jaxpr_has_hidden_rules,
+)
 from .handlers import NO_STATE, Handler, Remover, Rewriter, State
-from .rows import Record, join
+from .joining import join
+from .rows import Record
 from .rule_table import (
     Result,
     Rule,
@@ -35,30 +42,31 @@ class Walk:
     """One traversal of one program.
 
     Args:
-        handler: what happens to events.
-        remember: whether a jaxpr that occurs twice is rebuilt only once.
-        types_only: whether only the types of rows matter, not how many a loop gives.
-        events_beside: whether the events of a custom function are to stand beside its
-            call, which then has none.
+        handler: receives the events.
+        cache: whether a jaxpr that occurs twice is rebuilt only once.
+        types_only: whether only the types of rows are needed, not their values or, in a
+            `while_loop`, their number.
+        separate_events: whether the events of a custom function are evaluated
+            separately, after a call of the function without events.
     """
 
     def __init__(
         self,
         handler: Handler,
-        remember: bool = True,
+        cache: bool = True,
         types_only: bool = False,
-        events_beside: bool = False,
+        separate_events: bool = False,
     ) -> None:
         self.handler = handler
         self.types_only = types_only
-        self.events_beside = events_beside
-        self._remember = remember
-        # Rebuilt jaxprs by what they were made from, so that a jitted function that is
-        # called twice is still lowered once. The originals are kept alive, too.
+        self.separate_events = separate_events
+        self._cache = cache
+        # Rebuilt jaxprs, so that a jitted function that is called twice is still
+        # lowered once. The originals are kept alive, since keys contain their `id`.
         self._memo: dict[Any, tuple[Any, Any]] = {}
 
     def __call__(self, closed: Any, args: Sequence[Any], state: State) -> Result:
-        """Evaluates a closed jaxpr; gives its results, rows and the new state."""
+        """Evaluates a closed jaxpr; returns its results, its rows and the new state."""
         if not self._removes_all(closed):
             for prepare in preparations:
                 closed = prepare(closed)
@@ -66,10 +74,10 @@ class Walk:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last_use = _last_uses(jaxpr)
-        places = places_of(jaxpr)
+        indices = indices_with_events(jaxpr)
 
         copy = tracing.equation_copier()
-        # where only types matter, what logs nothing need not be evaluated at all
+        # for types only, equations without events are not evaluated at all
         unknown = tracing.unknown_values() if self.types_only else None
 
         def read(atom: Any) -> Any:
@@ -81,9 +89,9 @@ class Walk:
 
         records: list[Record] = []
         for i, eqn in enumerate(jaxpr.eqns):
-            if i not in places and unknown is not None:
+            if i not in indices and unknown is not None:
                 continue
-            if i not in places and copy is not None:
+            if i not in indices and copy is not None:
                 copied = copy(eqn, env)
                 if copied is not None:
                     env.update(zip(eqn.outvars, copied, strict=True))
@@ -101,9 +109,9 @@ class Walk:
                     else:
                         log_p.bind(*ins, event=event)
                     outs: list[Any] = []
-                elif i not in places:
+                elif i not in indices:
                     outs = tracing.bind(eqn, ins)
-                elif not self.wants_inside(eqn):
+                elif not self.wants_in_equation(eqn):
                     change = change_of_hidden_rules(eqn)
                     changes = change(self, eqn) if change else {}
                     outs = tracing.bind(eqn, ins, **changes)
@@ -123,21 +131,21 @@ class Walk:
             map(self.handler.wants, events_of(jaxpr))
         )
 
-    def wants_inside(self, eqn: Any) -> bool:
-        """Whether the collector wants any event in the jaxprs of an equation."""
-        if has_hidden_rules(eqn):
+    def wants_in_equation(self, eqn: Any) -> bool:
+        """Whether an equation needs a rule: the handler wants an event inside."""
+        if equation_has_hidden_rules(eqn):
             if isinstance(self.handler, Rewriter) and self.handler.rules_need_state:
-                return True  # they may log, and only a rule can hand the state on
+                return True  # they may log, and only a rule can pass the state to them
             if change_of_hidden_rules(eqn) is None:
-                return True  # to reach the custom functions inside
+                return True  # the custom functions are deeper inside
         return any(self.handler.wants(event) for event in events_inside(eqn))
 
-    def wants_in(self, jaxpr: Any) -> bool:
-        """Whether the collector wants any event in this jaxpr."""
+    def wants_in_jaxpr(self, jaxpr: Any) -> bool:
+        """Whether the handler wants any event in this jaxpr."""
         return any(self.handler.wants(event) for event in events_of(jaxpr))
 
     def has_rule_for(self, eqn: Any) -> bool:
-        """Whether the primitive of an equation is known."""
+        """Whether there is a rule for an equation."""
         return find_rule(eqn) is not None
 
     def rule_for(self, eqn: Any) -> Rule:
@@ -161,10 +169,10 @@ class Walk:
 
         Args:
             like: the jaxpr.
-            state: the state, as it enters.
+            state: the state before it.
             fun: by default, the evaluation of `like` by this traversal.
-            at: before which argument the state's leaves go.
-            key: the result is remembered by the jaxpr, the state's type, and this.
+            at: the index of the argument before which the leaves of the state go.
+            key: the result is cached by the jaxpr, the type of the state, and this.
 
         Returns:
             A closed jaxpr, and the structure of its result.
@@ -173,7 +181,7 @@ class Walk:
         leaves, tree = jax.tree.flatten(state)
         inside = tuple(map(jax.typeof, leaves))
         memo_key = (id(like), tree, inside, at, key)
-        kept = self._memo.get(memo_key) if self._remember else None
+        kept = self._memo.get(memo_key) if self._cache else None
         if kept is None:
             end = at + len(leaves)
 
@@ -190,24 +198,25 @@ class Walk:
         return kept[1]
 
     def rewritten(self, jaxpr: Any) -> Any:
-        """A jaxpr, closed or not, whose events the handler has received."""
+        """Returns a jaxpr, closed or open, with its events handled."""
 
         def make() -> Any:
             return jaxprs.rewritten(jaxpr, lambda x: self.rebuilt(x, NO_STATE)[0])
 
-        if not self.wants_in(jaxpr) and not hides_rules(jaxpr):
+        if not self.wants_in_jaxpr(jaxpr) and not jaxpr_has_hidden_rules(jaxpr):
             return jaxpr
         key = self.handler.memo_key
-        return make() if key is None else remembered(jaxpr, key, make)
+        return make() if key is None else cached(jaxpr, key, make)
 
 
-# What was made of a jaxpr, as long as that lives: JAX's own caches go by identity.
-_made: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
+# What was computed from a jaxpr, for as long as the jaxpr lives. JAX's own caches
+# compare jaxprs by identity, so the same input must give the same object.
+_cache: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
 
 
-def remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
-    """`make()`, or what it gave for this jaxpr and key before."""
-    kept = _made.setdefault(jaxpr, {})
+def cached(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
+    """Returns `make()`, cached by the jaxpr and the key."""
+    kept = _cache.setdefault(jaxpr, {})
     key = (key, tracing.trace_context())
     if key not in kept:
         kept[key] = make()
@@ -215,19 +224,19 @@ def remembered(jaxpr: Any, key: Any, make: Callable[[], Any]) -> Any:
 
 
 def unsupported(walk: Walk, eqn: Any) -> str:
-    # an event without keys only holds others in a loop (see `patches`)
+    # an event without keys only keeps others in a loop (see `patches`)
     inside = [event for event in events_inside(eqn) if event.call.keys]
     wanted = [event for event in inside if walk.handler.wants(event)]
     keys = ", ".join(dict.fromkeys(repr(key) for e in wanted for key in e.call.keys))
     return (
-        f"{keys}, logged at {wanted[0].call.source}, cannot be taken out of "
-        f"`{eqn.primitive.name}`: JAX gives no way to return values from inside it. "
-        "Log outside of it, or wrap what it calls in `lox.nolog`."
+        f"{keys}, logged at {wanted[0].call.source}, cannot be collected inside "
+        f"`{eqn.primitive.name}`: JAX cannot return additional values from it. Log "
+        "outside of it, or wrap the function that it calls in `lox.nolog`."
     )
 
 
 def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
-    """The variables that no equation after the i-th needs."""
+    """The variables by the index of the last equation that uses them."""
     last: dict[Any, int] = {}
     for i, eqn in enumerate(jaxpr.eqns):
         for atom in (*eqn.invars, *eqn.outvars):
@@ -243,19 +252,19 @@ def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
 
 
 def _rewrite_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Without rows and a state, it is enough to make every jaxpr inside anew."""
+    """Rewrites every jaxpr inside; enough where there are no rows and no state."""
     params = jaxprs.map_jaxprs(eqn.params, walk.rewritten)
     return tracing.bind(eqn, args, **params), Record(), state
 
 
 def without_events(closed: Any, wants: Callable[[Event], bool] | None = None) -> Any:
-    """A closed jaxpr that does the same, without its events."""
+    """Returns the same closed jaxpr without its events."""
     walk = Walk(Remover(wants))
-    if not walk.wants_in(closed):
+    if not walk.wants_in_jaxpr(closed):
         return closed
     return walk.rebuilt(closed, NO_STATE)[0]
 
 
 def as_array(x: Any) -> Any:
-    """Literals reach an interpreter as Python numbers."""
+    """Converts literals, which are Python numbers in a traversal."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x)

@@ -55,7 +55,7 @@ class Streams:
             emits: as in `Stream`.
         """
         sites: dict[str, set[Event]] = {key: set() for key in plans}
-        for event in filter(selection.takes_event, events_of(closed)):
+        for event in filter(selection.selects_event, events_of(closed)):
             for key in event.call.keys:
                 if key in sites:
                     sites[key].add(event)
@@ -102,7 +102,7 @@ class Streams:
         """The states that the events inside an equation need."""
         if not state:
             return state
-        chosen = filter(self._selection.takes_event, events_inside(eqn))
+        chosen = filter(self._selection.selects_event, events_inside(eqn))
         keys = {key for event in chosen for key in event.call.keys}
         numbers = {self._of_key[key] for key in keys if key in self}
         return {number: one for number, one in state.items() if number in numbers}

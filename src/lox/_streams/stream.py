@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lox._interpreter.rows import Rows, as_types
+from lox._interpreter.joining import cast_to_types
+from lox._interpreter.rows import Rows
 from lox._jax import array_types
 from lox._reduce.protocol import ValueType
 
@@ -178,7 +179,9 @@ class Stream:
             The new state, and whether the rows in it are complete; per lane, if every
             lane has its own state.
         """
-        rows = {key: as_types(key, record[key], self.rows[key]) for key in self.rows}
+        rows = {
+            key: cast_to_types(key, record[key], self.rows[key]) for key in self.rows
+        }
         first = next(iter(rows.values()))
         values = {key: one.leaves for key, one in rows.items()}
         event = Row(values, dict(first.steps)), first.mask

@@ -6,9 +6,9 @@ from typing import Any
 from lox._events.event import Event
 from lox._interpreter.contents import events_of
 from lox._interpreter.handlers import Collector, State
-from lox._interpreter.inference import survey, survey_equation
+from lox._interpreter.inference import infer_rows, infer_rows_of_equation
 from lox._interpreter.rows import Record, Reductions, rows_of
-from lox._interpreter.taker import Taker
+from lox._interpreter.selecting_collector import SelectingCollector
 from lox._interpreter.walk import Walk
 from lox._streams.program import Streams, StreamStates
 from lox._streams.stream import Plan
@@ -32,9 +32,9 @@ def collect(
         with a capacity.
     """
     types, streams = Record(), Streams({}, options.selection)
-    chosen = filter(options.selection.takes_event, events_of(closed))
+    chosen = filter(options.selection.selects_event, events_of(closed))
     if not options.every_row or any(event.call.reduce is not None for event in chosen):
-        types = survey(closed, options.selection, options.reduction)
+        types = infer_rows(closed, options.selection, options.reduction)
         options.check_window(types, "lox.spool")
         streams = _streams(types, closed, options)
     spooler = _Spooler(options, outermost, streams)
@@ -42,7 +42,7 @@ def collect(
     return outs, *_joined(record, types, streams, state.streams)
 
 
-class _Spooler(Taker):
+class _Spooler(SelectingCollector):
     """Returns each event as a row, or puts it into its stream."""
 
     def __init__(self, options: Options, outermost: bool, streams: Streams) -> None:
@@ -51,7 +51,7 @@ class _Spooler(Taker):
         self._reductions: Reductions = options.reduction
         self._streams = streams
 
-    def take(
+    def collect(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         record = rows_of(event, operands, self._reductions)
@@ -61,8 +61,8 @@ class _Spooler(Taker):
     def part(self, state: State, eqn: Any) -> State:
         return state.with_streams(self._streams.part(state.streams, eqn))
 
-    def rows_only(self, walk: Walk, eqn: Any) -> Collector:
-        types = survey_equation(walk, eqn, self._selection, self._reductions)
+    def rows_only(self, eqn: Any) -> Collector:
+        types = infer_rows_of_equation(eqn, self._selection, self._reductions)
         unbounded = [key for key, rows in types.items() if rows.unbounded]
         return _Spooler(self._options, self._outermost, self._streams.only(unbounded))
 

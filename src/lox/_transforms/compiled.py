@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from lox._errors import LoxTypeError
-from lox._events.not_traced import note_host_functions, while_tracing
+from lox._events.not_traced import remember_host_functions, while_tracing
 from lox._interpreter.contents import host_functions_in
 from lox._jax import tracing
 from lox._libraries import nnx
@@ -201,7 +201,7 @@ class Compiled:
         if self._form.outermost:
             owner = getattr(inspect.unwrap(user_fun), "__self__", None)
             _check_objects(user_fun, [owner, *leaves])
-        note_host_functions(host_functions_in(closed))
+        remember_host_functions(host_functions_in(closed))
         outs, added = self._evaluate(closed, arrays)
         out_tree, others = structures[-1]
         if not others:

@@ -13,7 +13,7 @@ from lox._host import signals
 from lox._host.callbacks import HostSink
 from lox._host.errors import callback_errors
 from lox._interpreter.handlers import Handler, State
-from lox._interpreter.inference import repeated, survey
+from lox._interpreter.inference import infer_rows, multi_row_keys
 from lox._interpreter.rows import (
     Record,
     Reductions,
@@ -21,7 +21,7 @@ from lox._interpreter.rows import (
     masked,
     rows_of,
 )
-from lox._interpreter.taker import Taker
+from lox._interpreter.selecting_collector import SelectingCollector
 from lox._interpreter.walk import Walk
 from lox._jax import array_types, host
 from lox._logs.key import all_tags
@@ -60,10 +60,10 @@ def deliver(
     """
     streams = Streams({}, options.selection)
     if not options.every_row:
-        types = survey(closed, options.selection, _reductions(options))
+        types = infer_rows(closed, options.selection, _reductions(options))
         options.check_window(types, "lox.tap")
         streams = _streams(types, closed, options)
-    multi_row = repeated(closed, options.selection)
+    multi_row = multi_row_keys(closed, options.selection)
     tapper = _Tapper(options, outermost, streams, sink, run is not None, multi_row)
     state = State(streams.initial(), run)
     outs, _, state = Walk(tapper)(closed, args, state)
@@ -83,7 +83,7 @@ def _reductions(options: Options) -> Reductions:
     return reduction
 
 
-class _Tapper(Taker):
+class _Tapper(SelectingCollector):
     """Delivers each event to the sink, or puts it into its stream.
 
     Inside the derivative and batching rules of custom functions, there is no state.
@@ -107,7 +107,7 @@ class _Tapper(Taker):
         self._ordered = options.ordered
         self._prefix = options.prefix
 
-    def take(
+    def collect(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
         run = self._run_of(event, state)

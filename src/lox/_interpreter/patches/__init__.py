@@ -1,6 +1,7 @@
-"""JAX's rules that would lose or repeat events before lox can look: one file each.
+"""Wrappers of JAX's own rules that would lose or repeat events.
 
-`table` lists them, with what would go wrong without them. A wrapper is called as
-`wrapper(rule, *args, **params)`, in place of JAX's rule and with its arguments, and
-only for equations that log.
+These rules run before a lox transformation sees the program. `table` lists all
+wrappers, with what goes wrong without each. A wrapper is called as
+`wrapper(rule, *args, **params)`, with JAX's rule and its arguments, and only for
+equations that log.
 """

@@ -1,7 +1,7 @@
 """`vmap` of `cond` with a predicate per lane.
 
-JAX runs all branches for all lanes. The events inside get a *mask*: which lanes really
-took the branch.
+JAX runs all branches for all lanes. The events inside get a *mask*: the lanes that
+selected the branch.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,42 +10,43 @@ from typing import Any
 import jax
 
 from lox._interpreter.handlers import State
-from lox._interpreter.walk import Walk, remembered
+from lox._interpreter.walk import Walk, cached
 from lox._jax import batching, jaxprs
 
-from .guard import Guard
+from .masking import EventMasker
 
 
-def guarded_cond(
+def batch_cond(
     rule: Callable[..., Any],
     axis_data: Any,
     args: Sequence[Any],
     dims: Sequence[Any],
     **params: Any,
 ) -> Any:
+    """Wraps the batching rule of `cond`."""
     branches = params["branches"]
-    # with `platform_dependent`, the index is the same in all lanes whatever it says
+    # `platform_dependent` ignores the index, so all lanes run the same branch
     if dims[0] is not None and "branches_platforms" not in params:
         index, *operands = args
         args, dims = [index, index, *operands], [dims[0], *dims]
         aval = batching.lane_aval(axis_data, dims[0], jax.typeof(index))
         params["branches"] = tuple(
-            _guarded_branch(branch, i, aval) for i, branch in enumerate(branches)
+            _masked_branch(branch, i, aval) for i, branch in enumerate(branches)
         )
     return rule(axis_data, args, dims, **params)
 
 
-def _guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
-    return remembered(
-        branch, (i, index_aval), lambda: _new_guarded_branch(branch, i, index_aval)
+def _masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
+    return cached(
+        branch, (i, index_aval), lambda: _trace_masked_branch(branch, i, index_aval)
     )
 
 
-def _new_guarded_branch(branch: Any, i: int, index_aval: Any) -> Any:
-    walk = Walk(Guard())
+def _trace_masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
+    walk = Walk(EventMasker())
 
     def fun(index: Any, *args: Any) -> list[Any]:
-        # JAX clamps an index that is out of range before the conditional
+        # the index is in range: JAX clamps it before the conditional
         outs, _, _ = walk(branch, args, State(context=index == i))
         return outs
 

@@ -1,7 +1,7 @@
-"""`vmap` of `scan`, which JAX batches several times, and the loops inside with it.
+"""`vmap` of `scan`, which JAX batches several times, including the loops inside.
 
-That loses nothing, but takes long. Once is enough if it is known which carries get
-lanes.
+This is correct, but slow. If it is known which carries get lanes, JAX batches the body
+only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from .missing import events_in
 from .with_lanes import with_lanes
 
 
-def with_known_carries(
+def batch_scan(
     rule: Callable[..., Any],
     axis_data: Any,
     args: Sequence[Any],
     dims: Sequence[Any],
     **params: Any,
 ) -> Any:
-    """Keeps JAX from batching the loops inside again and again."""
+    """Wraps the batching rule of `scan`."""
     consts, carry, _ = primitives.scan_sizes(params, len(args))
     lanes = lanes_of_scan(params, [dim is not None for dim in dims])[:carry]
     args, dims = with_lanes(axis_data, args, dims, consts, lanes)
     return rule(axis_data, args, dims, **params)
 
 
-def logs_or_is_made_here(params: dict[str, Any]) -> bool:
-    """Whether a scan logs, or has been made of one that does."""
+def logs_or_made_by_lox(params: dict[str, Any]) -> bool:
+    """Whether a scan logs, or lox has rebuilt it from a scan that does."""
     return bool(events_in(params)) or jaxprs.is_made_here(params["jaxpr"])

@@ -1,7 +1,7 @@
 """`vmap` of `while_loop` with a predicate per lane.
 
-JAX goes on for all lanes until the last has finished. The events inside get a *mask*:
-which lanes are still running.
+JAX runs the body for all lanes until the last has finished. The events inside get a
+*mask*: the lanes that are still running.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,33 +18,34 @@ from .missing import events_in
 from .with_lanes import with_lanes
 
 
-def guarded_while(
+def batch_while(
     rule: Callable[..., Any],
     axis_data: Any,
     args: Sequence[Any],
     dims: Sequence[Any],
     **params: Any,
 ) -> Any:
+    """Wraps the batching rule of `while_loop`."""
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     logs = bool(events_of(cond) or events_of(body))
     predicate, carry = lanes_of_while(params, [dim is not None for dim in dims])
-    # A predicate that has lanes already gets the new ones in any case: the lanes of
+    # A predicate that already has lanes always gets the new ones as well: the lanes of
     # an event inside must begin with those of the predicate.
     has_lanes = bool(cond.out_avals[0].shape)
     if logs and not has_lanes and predicate is None:
         predicate = _batched_predicate(axis_data, dims, params)
     if logs and (has_lanes or predicate):
-        return _guarded_loop(rule, axis_data, args, dims, params)
-    if not has_lanes:  # then lanes that are new come first
+        return _batch_masked_loop(rule, axis_data, args, dims, params)
+    if not has_lanes:  # the new lanes are the first axes
         consts = params["cond_nconsts"] + params["body_nconsts"]
         args, dims = with_lanes(axis_data, args, dims, consts, carry)
     return rule(axis_data, args, dims, **params)
 
 
-def logs_or_is_made_here(params: dict[str, Any]) -> bool:
-    """Whether a loop logs, or has been made of one that does.
+def logs_or_made_by_lox(params: dict[str, Any]) -> bool:
+    """Whether a loop logs, or lox has rebuilt it from a loop that does.
 
-    The latter is batched no differently, but faster than by JAX's rule alone.
+    The latter has the same result as with JAX's rule alone, but is batched faster.
     """
     return bool(events_in(params)) or jaxprs.is_made_here(params["body_jaxpr"])
 
@@ -52,7 +53,7 @@ def logs_or_is_made_here(params: dict[str, Any]) -> bool:
 def _batched_predicate(
     axis_data: Any, dims: Sequence[Any], params: dict[str, Any]
 ) -> bool:
-    """Whether lanes may leave the loop at different times, as JAX finds it out."""
+    """Whether lanes may leave the loop at different times, as JAX computes it."""
     batched = [dim is not None for dim in dims]
     consts = params["cond_nconsts"] + params["body_nconsts"]
     of_consts, carry = batched[:consts], batched[consts:]
@@ -67,14 +68,14 @@ def _batched_predicate(
         flags = joined
 
 
-def _guarded_loop(
+def _batch_masked_loop(
     rule: Callable[..., Any],
     axis_data: Any,
     args: Sequence[Any],
     dims: Sequence[Any],
     params: dict[str, Any],
 ) -> Any:
-    """The rotated loop, whose predicate tells the body which lanes it runs for."""
+    """Batches the rotated loop, whose predicate is the mask of the events inside."""
     cond = params["cond_jaxpr"]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     consts = cond_consts + body_consts
@@ -85,12 +86,12 @@ def _guarded_loop(
     ]
     inputs = [*front[:cond_consts], *front[consts:]]
     mapped = [dim is not None for dim in [*dims[:cond_consts], *dims[consts:]]]
-    (go,) = jaxprs.evaluate(batching.batch_jaxpr(cond, axis_data, mapped), inputs)
-    if jnp.ndim(go) == len(cond.out_avals[0].shape):
-        go = batching.broadcast_lanes(go, axis_data)
+    (running,) = jaxprs.evaluate(batching.batch_jaxpr(cond, axis_data, mapped), inputs)
+    if jnp.ndim(running) == len(cond.out_avals[0].shape):
+        running = batching.broadcast_lanes(running, axis_data)
     new_args, new_dims = with_lanes(
         axis_data,
-        [*args[:consts], go, *args[consts:]],
+        [*args[:consts], running, *args[consts:]],
         [*dims[:consts], 0, *dims[consts:]],
         consts,
         [True] * (1 + len(args) - consts),

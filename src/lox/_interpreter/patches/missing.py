@@ -1,4 +1,4 @@
-"""Programs that need a patch of JAX that could not be installed."""
+"""Rejects programs that need a patch of JAX that could not be installed."""
 
 import contextlib
 import threading
@@ -25,15 +25,15 @@ def events_in_condition(params: dict[str, Any]) -> tuple[Event, ...]:
     return events_of(params["cond_jaxpr"])
 
 
-# Which events of an equation need a patch.
+# Returns the events of an equation that need a patch, given its parameters.
 Needs = Callable[[dict[str, Any]], Sequence[Event]]
 
 
-def refuse(patch: Patch, primitive: Any, needs: Needs = events_in) -> None:
-    """Makes every program fail that has an event in such an equation.
+def reject(patch: Patch, primitive: Any, needs: Needs = events_in) -> None:
+    """Raises an error in every program with events in such an equation.
 
-    Whether it will be transformed in the way that needs the patch is not known when the
-    equation is bound, and cannot be seen afterwards.
+    When the equation is bound, it is not known whether the program will need the patch.
+    Later it is too late, since JAX's own rule then runs.
     """
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ _removing = threading.local()
 
 @contextlib.contextmanager
 def events_are_removed() -> Iterator[None]:
-    """While a function is called whose events do not count."""
+    """For calls of functions whose events are removed: nothing is rejected."""
     before = getattr(_removing, "events", False)
     _removing.events = True
     try:

@@ -1,7 +1,7 @@
 """A `while_loop` that JAX runs twice.
 
 Linearizing a `while_loop`, or recomputing it under `checkpoint`, runs it once for the
-known values and once for all. Its events are kept in one of the two runs.
+known values and once for all values. Each event is kept in one of the two runs.
 """
 
 import contextlib
@@ -20,37 +20,37 @@ from lox._jax import (
     primitives,
 )
 
-from .rewriter import EveryEvent
+from .rewriter import AllEventsRewriter
 
 
-def once_while(
+def partial_eval_while(
     rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any
 ) -> Any:
-    """Partial evaluation by tracing: `linearize`, and what a scan hoists."""
+    """Wraps partial evaluation: for `linearize`, and for code hoisted out of a scan."""
     unknown = [not partial_eval.is_known(tracer) for tracer in tracers]
     if not any(unknown) or all(unknown):
         return rule(trace, *tracers, **params)
     params = _numbered(params)
     with _numbers_kept():
-        known, others = _events_by_knowledge(params, unknown)
-    # JAX runs the loop for the known values, and again for all. The events get a
-    # run of their own, of which nothing else is used.
+        known, others = _split_sites(params, unknown)
+    # JAX runs the loop for the known values, and again for all values. Events that need
+    # only known values get an additional run, whose results are not used.
     if known:
         values = [partial_eval.known_value(tracer) for tracer in tracers]
-        primitives.while_p.bind(*values, **_without(params, others))
-    return rule(trace, *tracers, **_without(params, known))
+        primitives.while_p.bind(*values, **_without_sites(params, others))
+    return rule(trace, *tracers, **_without_sites(params, known))
 
 
-def once_while_equation(
+def partial_eval_while_equation(
     rule: Callable[..., Any], saveable: Any, unknown: Any, instantiated: Any, eqn: Any
 ) -> Any:
-    """The same for `checkpoint`, whose rule gives the two runs as equations."""
+    """Wraps the rule of `checkpoint`, which returns the two runs as equations."""
     eqn = eqn.replace(params=_numbered(eqn.params))
     with _numbers_kept():
         known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
     if known is not None and staged is not None:
         sites = {event.layout.site for event in _loop_events(known.params)}
-        params = _without(staged.params, sites)
+        params = _without_sites(staged.params, sites)
         effects = {
             effect
             for name in ("cond_jaxpr", "body_jaxpr")
@@ -60,8 +60,8 @@ def once_while_equation(
     return (known, staged, *rest)
 
 
-class _Number(EveryEvent):
-    """Gives every event a number of its own."""
+class _SiteNumbering(AllEventsRewriter):
+    """Numbers the events."""
 
     def __init__(self) -> None:
         self._count = itertools.count(1)
@@ -76,7 +76,7 @@ _numbers = threading.local()
 
 @contextlib.contextmanager
 def _numbers_kept() -> Iterator[None]:
-    """Loops inside a loop that is being taken apart have their numbers already."""
+    """Keeps the numbers of events while a numbered loop is split."""
     before = getattr(_numbers, "kept", False)
     _numbers.kept = True
     try:
@@ -88,10 +88,10 @@ def _numbers_kept() -> Iterator[None]:
 def _numbered(params: dict[str, Any]) -> dict[str, Any]:
     if getattr(_numbers, "kept", False):
         return params
-    # A function that is called twice has events in two places, so that nothing of it
-    # may be remembered. JAX cannot split a loop in which something has both an effect
-    # and results, so that the events of custom functions are put beside them.
-    walk = Walk(_Number(), remember=False, events_beside=True)
+    # The events of a function that is called twice need two numbers, so its jaxpr must
+    # not be cached. JAX cannot split equations that have both effects and results, so
+    # the events of custom functions are separated from their calls.
+    walk = Walk(_SiteNumbering(), cache=False, separate_events=True)
     names = ("cond_jaxpr", "body_jaxpr")
     return {
         **params,
@@ -103,31 +103,34 @@ def _loop_events(params: dict[str, Any]) -> set[Event]:
     return {*events_of(params["cond_jaxpr"]), *events_of(params["body_jaxpr"])}
 
 
-def _events_by_knowledge(
+def _split_sites(
     params: dict[str, Any], unknown: Sequence[bool]
 ) -> tuple[set[int], set[int]]:
-    """The sites in a loop that need known values only, and the others."""
+    """The sites of the events that need only known values, and the other sites."""
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    of_cond, of_body = unknown[:cond_consts], unknown[cond_consts:][:body_consts]
+    cond_unknown, body_unknown = (
+        unknown[:cond_consts],
+        unknown[cond_consts:][:body_consts],
+    )
     carry = list(unknown[cond_consts + body_consts :])
     while True:
         known, _, out = partial_eval.known_part(
-            params["body_jaxpr"], [*of_body, *carry], carry
+            params["body_jaxpr"], [*body_unknown, *carry], carry
         )
         if out == carry:
             break
         carry = [a or b for a, b in zip(carry, out, strict=True)]
     cond, _, _ = partial_eval.known_part(
-        params["cond_jaxpr"], [*of_cond, *carry], False
+        params["cond_jaxpr"], [*cond_unknown, *carry], False
     )
     found = {event.layout.site for event in (*events_of(known), *events_of(cond))}
     return found, {event.layout.site for event in _loop_events(params)} - found
 
 
-def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
+def _without_sites(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
     def clean(jaxpr: Any) -> Any:
-        walk = Walk(_Removed(sites))
-        return walk.rebuilt(jaxpr, NO_STATE)[0] if walk.wants_in(jaxpr) else jaxpr
+        walk = Walk(_SiteRemover(sites))
+        return walk.rebuilt(jaxpr, NO_STATE)[0] if walk.wants_in_jaxpr(jaxpr) else jaxpr
 
     return {
         **params,
@@ -136,8 +139,8 @@ def _without(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
     }
 
 
-class _Removed(EveryEvent):
-    """Removes certain events, also those that a transformation has collected."""
+class _SiteRemover(AllEventsRewriter):
+    """Removes the events of certain sites, also events that are collected already."""
 
     def __init__(self, sites: set[int]) -> None:
         self._sites = sites

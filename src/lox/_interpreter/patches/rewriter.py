@@ -1,11 +1,11 @@
-"""Rewriters of all events."""
+"""The base class of the rewriters of patches."""
 
 from lox._events.event import Event
 from lox._interpreter.handlers import Rewriter
 
 
-class EveryEvent(Rewriter):
-    """Rewrites every event, also those that a transformation has collected."""
+class AllEventsRewriter(Rewriter):
+    """Rewrites every event, also events that a transformation has collected."""
 
     def wants(self, event: Event) -> bool:
         del event

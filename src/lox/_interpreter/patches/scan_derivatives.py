@@ -1,8 +1,8 @@
 """Differentiating a `scan`.
 
-JAX hoists what does not change in a loop out of it, so that an event made of constants
-(the learning rate, say) would be logged once instead of at every iteration. Such an
-event gets an *anchor*: an operand that does change.
+JAX hoists loop-invariant code out of a differentiated `scan`, so an event of constants
+(for example, the learning rate) would be logged once instead of at every iteration.
+Every event gets an *anchor*: an additional operand that changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from lox._interpreter.walk import Walk, as_array
 from lox._jax import ad, array_types, jaxprs, partial_eval, primitives, rule_tables
 from lox._source import Source
 
-from .rewriter import EveryEvent
+from .rewriter import AllEventsRewriter
 
 
-class _Anchor(EveryEvent):
-    """Adds an operand: the context, a value that changes in the loop.
+class _AnchorAdder(AllEventsRewriter):
+    """Adds an anchor to events: the context, a value that changes in the loop.
 
-    In a backward rule there is none: only what runs forward is hoisted.
+    In a backward rule it is None, since only forward code is hoisted.
     """
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
@@ -37,15 +37,15 @@ class _Anchor(EveryEvent):
         log_p.bind(*operands, context, event=event)
 
 
-def anchored_scan(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    """For the rule that linearizes."""
-    if _changing(params) is not None:
-        return rule(*args, **_anchored(params))
-    # from 0.10 on, a flag comes first: whether it is for reverse mode
+def linearize_scan(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    """Wraps the linearization rule."""
+    if _changing_input(params) is not None:
+        return rule(*args, **_with_anchors(params))
+    # since JAX 0.10, the first argument says whether this is for reverse mode
     flags = args[:1] if isinstance(args[0], bool) else ()
     nonzeros, *primals = args[len(flags) :]
     at = _counter_position(params)
-    new = _anchored(_counted(params))
+    new = _with_anchors(_with_counter(params))
     outs, out_nonzeros, *residuals, tangent_fun = rule(
         *flags,
         list(_inserted(nonzeros, at, False)),
@@ -53,62 +53,62 @@ def anchored_scan(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
         **new,
     )
 
-    def tangents_of(*args: Any) -> Any:
-        # the residuals come first; of a tangent that is zero, nothing is used
+    def new_tangent_fun(*args: Any) -> Any:
+        # the residuals come first; the tangent of the counter is zero, and not used
         tangents = _inserted(args, len(residuals) + at, None)
         return tangent_fun(*tangents)[1:]
 
-    return (outs[1:], out_nonzeros[1:], *residuals, tangents_of)
+    return (outs[1:], out_nonzeros[1:], *residuals, new_tangent_fun)
 
 
-def anchored_jvp(
+def jvp_of_scan(
     rule: Callable[..., Any], primals: Any, tangents: Any, **params: Any
 ) -> Any:
-    """For forward mode, which hoists nothing itself, but may come before what does."""
-    if _changing(params) is not None:
-        return rule(primals, tangents, **_anchored(params))
+    """Wraps the JVP rule, which hoists nothing, but may precede a rule that does."""
+    if _changing_input(params) is not None:
+        return rule(primals, tangents, **_with_anchors(params))
     at = _counter_position(params)
     outs, out_tangents = rule(
         list(_inserted(primals, at, _ZERO)),
         list(_inserted(tangents, at, ad.symbolic_zero(_ZERO))),
-        **_anchored(_counted(params)),
+        **_with_anchors(_with_counter(params)),
     )
     return outs[1:], out_tangents[1:]
 
 
-def still_anchored_scan(
+def partial_eval_scan(
     rule: Callable[..., Any], trace: Any, *tracers: Any, **params: Any
 ) -> Any:
-    """For partial evaluation, which also sees scans that are not differentiated."""
-    if not _loose_events(params["jaxpr"]):
+    """Wraps partial evaluation, also of scans that are not differentiated."""
+    if not _has_unanchored_events(params["jaxpr"]):
         return rule(trace, *tracers, **params)
-    counted = _changing(params) is None
+    counted = _changing_input(params) is None
     if counted:
         tracers = _inserted(
             tracers,
             _counter_position(params),
             partial_eval.known_tracer(trace, _ZERO),
         )
-        params = _counted(params)
+        params = _with_counter(params)
     unknown = [not partial_eval.is_known(tracer) for tracer in tracers]
-    outs = rule(trace, *tracers, **_anchored(params, unknown))
+    outs = rule(trace, *tracers, **_with_anchors(params, unknown))
     return outs[1:] if counted else outs
 
 
-def still_anchored_equation(
+def partial_eval_scan_equation(
     rule: Callable[..., Any], saveable: Any, unknown: Any, instantiated: Any, eqn: Any
 ) -> Any:
-    """The same, for the form of the rule that takes an equation (`checkpoint`)."""
-    if not _loose_events(eqn.params["jaxpr"]):
+    """Wraps partial evaluation for `checkpoint`, whose rule takes an equation."""
+    if not _has_unanchored_events(eqn.params["jaxpr"]):
         return rule(saveable, unknown, instantiated, eqn)
-    if _changing(eqn.params) is not None:
-        eqn = eqn.replace(params=_anchored(eqn.params, unknown))
+    if _changing_input(eqn.params) is not None:
+        eqn = eqn.replace(params=_with_anchors(eqn.params, unknown))
         return rule(saveable, unknown, instantiated, eqn)
     at = _counter_position(eqn.params)
     unknown = _inserted(unknown, at, False)
     literal, unused = partial_eval.literal_and_unused(_ZERO)
     eqn = eqn.replace(
-        params=_anchored(_counted(eqn.params), unknown),
+        params=_with_anchors(_with_counter(eqn.params), unknown),
         invars=list(_inserted(eqn.invars, at, literal)),
         outvars=[unused, *eqn.outvars],
     )
@@ -119,37 +119,40 @@ def still_anchored_equation(
     return (known, staged, out_unknown[1:], out_instantiated[1:], *rest)
 
 
-def _loose_events(jaxpr: Any) -> bool:
+def _has_unanchored_events(jaxpr: Any) -> bool:
     return any(event.layout.anchors == 0 for event in events_of(jaxpr))
 
 
-def _anchored(params: dict[str, Any], unknown: Sequence[bool] = ()) -> dict[str, Any]:
-    """A scan's parameters, with every event of its body anchored."""
+def _with_anchors(
+    params: dict[str, Any], unknown: Sequence[bool] = ()
+) -> dict[str, Any]:
+    """The parameters of a scan, with an anchor for every event of its body."""
     old = params["jaxpr"]
-    changing = _changing(params, unknown)
+    changing = _changing_input(params, unknown)
     assert changing is not None
-    walk = Walk(_Anchor())
+    walk = Walk(_AnchorAdder())
 
     def body(_: Any, *args: Any) -> list[Any]:
         anchor = State(context=anchor_p.bind(as_array(args[changing])))
         outs, _, after = walk(old, args, anchor)
-        if _logs_deep(old):
-            log_p.bind(after.context, event=_KEEP)
+        if _logs_inside_equations(old):
+            log_p.bind(after.context, event=_KEEP_ANCHOR)
         return outs
 
     return {**params, "jaxpr": walk.rebuilt(old, NO_STATE, body)[0]}
 
 
-def _changing(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | None:
-    """An input of a scan's body that is no constant; a known one, if there is one."""
+def _changing_input(params: dict[str, Any], unknown: Sequence[bool] = ()) -> int | None:
+    """The index of an input of the body that changes; if possible, a known one."""
     avals = params["jaxpr"].in_avals
     consts, _, _ = primitives.scan_sizes(params, len(avals))
     found = [i for i in range(consts, len(avals)) if hasattr(avals[i], "dtype")]
     return min(found, key=lambda i: bool(unknown) and unknown[i], default=None)
 
 
-# A scan with neither a carry nor inputs (JAX makes constants of carries that the body
-# does not change) has nothing to hold an event. It gets a counter as its first carry.
+# A scan without carries and scanned inputs has no input that changes. (JAX converts
+# carries that the body does not change to constants.) It gets a counter as its first
+# carry.
 _ZERO = np.int32(0)
 
 
@@ -161,7 +164,7 @@ def _inserted(items: Sequence[Any], at: int, item: Any) -> tuple[Any, ...]:
     return (*items[:at], item, *items[at:])
 
 
-def _counted(params: dict[str, Any]) -> dict[str, Any]:
+def _with_counter(params: dict[str, Any]) -> dict[str, Any]:
     old = params["jaxpr"]
     consts, carry, xs = primitives.scan_sizes(params, len(old.in_avals))
 
@@ -178,7 +181,7 @@ def _counted(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Something that depends on a value, and is nothing in the compiled program.
+# Depends on a value, but is a constant in the compiled program.
 anchor_p: Any = primitives.Primitive("lox_anchor")
 anchor_p.def_impl(lambda x: jnp.int32(0))
 anchor_p.def_abstract_eval(array_types.anchor_aval)
@@ -190,11 +193,11 @@ rule_tables.register_batching(
 rule_tables.set_no_derivative(anchor_p)
 
 
-def _logs_deep(jaxpr: Any) -> bool:
-    """Whether an event is inside an equation, and not only in the body itself.
+def _logs_inside_equations(jaxpr: Any) -> bool:
+    """Whether an event is inside an equation of the body.
 
-    Partial evaluation keeps an event alive, but not always an equation that has one
-    inside, if nobody uses its results.
+    Partial evaluation always keeps an event, but not always an equation with an event
+    inside, if its results are not used.
     """
     return any(
         eqn.primitive is not log_p and events_inside(eqn)
@@ -202,8 +205,8 @@ def _logs_deep(jaxpr: Any) -> bool:
     )
 
 
-# An event of nothing, which only needs the anchor that comes out of a loop's body, and
-# so keeps what that went through.
-_KEEP = Event(
+# An event without keys. Its only operand is the anchor after the body, so the equations
+# that the anchor passes through are kept.
+_KEEP_ANCHOR = Event(
     Call((), (), (), Source("<lox>", 0)), Layout(anchors=1), Route(quiet=True)
 )

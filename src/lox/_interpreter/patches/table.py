@@ -1,14 +1,15 @@
-"""The table of patches: which rule of JAX, which wrapper, and what it is good for.
+"""The table of patches: the rule of JAX, its wrapper, and what it prevents.
 
-Patches of the same rule are installed in this order: the last one is called first.
+Patches of the same rule are installed in this order, so the last one is called first.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from lox._events.primitive import LOG_EFFECT, ORDERED_LOG_EFFECT, log_p
-from lox._interpreter import derivatives, library_loops
+from lox._interpreter import recomputation
 from lox._interpreter.contents import events_inside
+from lox._interpreter.library_loops import batching as library_batching
 from lox._jax import checkify, hijax, partial_eval, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 from lox._jax.primitives import (
@@ -22,17 +23,17 @@ from lox._jax.primitives import (
 )
 
 from . import batched_scan, batched_while
-from .batched_cond import guarded_cond
-from .missing import Needs, events_in, events_in_condition, refuse
-from .repeated_while import once_while, once_while_equation
+from .batched_cond import batch_cond
+from .missing import Needs, events_in, events_in_condition, reject
+from .repeated_while import partial_eval_while, partial_eval_while_equation
 from .scan_derivatives import (
-    anchored_jvp,
-    anchored_scan,
-    still_anchored_equation,
-    still_anchored_scan,
+    jvp_of_scan,
+    linearize_scan,
+    partial_eval_scan,
+    partial_eval_scan_equation,
 )
-from .unused_checkpoint import kept_checkpoint, kept_hijax
-from .while_conditions import checked_once, lowered_condition
+from .unused_checkpoint import dce_checkpoint, dce_hijax
+from .while_conditions import checkify_while, lower_while
 
 
 def patch_of_rule(
@@ -48,14 +49,15 @@ def patch_of_rule(
     """A patch of one of JAX's rules for a primitive.
 
     Args:
-        kind: which of its rules (see `rule_tables.wrap_rule`).
+        kind: the kind of the rule (see `rule_tables.wrap_rule`).
         primitive: the primitive.
-        wrapper: what is called in place of the rule, for equations that log.
-        without: what goes wrong without it.
-        instead: what to write instead.
-        needs: which events of an equation need it.
-        purpose: tells it from another patch of the same rule.
-        applies: to which equations the wrapper applies, if not just to these.
+        wrapper: called instead of the rule, for equations that log.
+        without: what goes wrong without the patch.
+        instead: the remedy, for the error message.
+        needs: returns the events of an equation that need the patch.
+        purpose: distinguishes patches of the same rule.
+        applies: whether to call the wrapper for an equation; by default, if it has
+            events that need the patch.
     """
 
     def install() -> None:
@@ -69,7 +71,7 @@ def patch_of_rule(
         without,
         instead,
         install,
-        lambda patch: refuse(patch, primitive, needs),
+        lambda patch: reject(patch, primitive, needs),
     )
 
 
@@ -79,24 +81,28 @@ _HOISTED = (
 _TWICE = "JAX runs a differentiated `while_loop` twice, and logs its events twice"
 
 patches.add(
-    patch_of_rule("JVP", scan_p, anchored_jvp, _HOISTED, "log outside of `scan`"),
+    patch_of_rule("JVP", scan_p, jvp_of_scan, _HOISTED, "log outside of `scan`"),
     patch_of_rule(
-        "linearization", scan_p, anchored_scan, _HOISTED, "log outside of `scan`"
+        "linearization", scan_p, linearize_scan, _HOISTED, "log outside of `scan`"
     ),
     patch_of_rule(
         "partial evaluation",
         scan_p,
-        still_anchored_scan,
+        partial_eval_scan,
         _HOISTED,
         "log outside of `scan`",
     ),
     patch_of_rule(
-        "checkpoint", scan_p, still_anchored_equation, _HOISTED, "log outside of `scan`"
+        "checkpoint",
+        scan_p,
+        partial_eval_scan_equation,
+        _HOISTED,
+        "log outside of `scan`",
     ),
     patch_of_rule(
         "lowering",
         while_p,
-        lowered_condition,
+        lower_while,
         "XLA removes the condition of a loop whose length it knows, and its events",
         "log in the body of the `while_loop`",
         events_in_condition,
@@ -104,7 +110,7 @@ patches.add(
     patch_of_rule(
         "dead code",
         checkpoint_p,
-        kept_checkpoint,
+        dce_checkpoint,
         "JAX removes a `checkpoint` whose results are not used, and its events",
         "log outside of `jax.checkpoint`",
     ),
@@ -112,7 +118,7 @@ patches.add(
         patch_of_rule(
             "dead code",
             primitive,
-            kept_hijax,
+            dce_hijax,
             "JAX removes a high-level primitive whose results are not used, and its "
             "events",
             "log outside of high-level primitives",
@@ -123,49 +129,53 @@ patches.add(
     patch_of_rule(
         "batching",
         scan_p,
-        batched_scan.with_known_carries,
-        "`vmap` of a `scan` with loops inside takes long to trace",
+        batched_scan.batch_scan,
+        "`vmap` of a `scan` with loops inside is slow to trace",
         "wait",
         needs=lambda params: (),  # it only saves time
         purpose=", once instead of several times",
-        applies=batched_scan.logs_or_is_made_here,
+        applies=batched_scan.logs_or_made_by_lox,
     ),
     patch_of_rule(
         "batching",
         cond_p,
-        guarded_cond,
+        batch_cond,
         "under `vmap`, all lanes log the events of all branches",
         "log outside of `cond` and `switch`",
     ),
     patch_of_rule(
         "batching",
         while_p,
-        batched_while.guarded_while,
-        "under `vmap`, lanes go on logging when their loop has ended",
+        batched_while.batch_while,
+        "under `vmap`, lanes continue to log after their loop has ended",
         "log outside of `while_loop`",
-        applies=batched_while.logs_or_is_made_here,
+        applies=batched_while.logs_or_made_by_lox,
     ),
     patch_of_rule(
-        "partial evaluation", while_p, once_while, _TWICE, "log outside of `while_loop`"
+        "partial evaluation",
+        while_p,
+        partial_eval_while,
+        _TWICE,
+        "log outside of `while_loop`",
     ),
     patch_of_rule(
         "checkpoint",
         while_p,
-        once_while_equation,
+        partial_eval_while_equation,
         _TWICE,
         "log outside of `while_loop`",
     ),
     patch_of_rule(
         "JVP",
         linear_solve_p,
-        derivatives.watched_solve,
+        recomputation.jvp_of_linear_solve,
         "the solution of a linear system is logged again for each tangent",
         "log outside of `custom_linear_solve`",
     ),
     Patch(
         "the effects of high-level primitives",
-        without="JAX drops a high-level primitive whose results are not used, and its "
-        "events",
+        without="JAX removes a high-level primitive whose results are not used, and "
+        "its events",
         instead="log outside of high-level primitives",
         install=lambda: hijax.give_effects(frozenset({LOG_EFFECT, ORDERED_LOG_EFFECT})),
     ),
@@ -181,12 +191,12 @@ patches.add(
         patch_of_rule(
             "batching",
             primitive,
-            library_loops.guarded_while
+            library_batching.batch_while
             if primitive is while_p
-            else library_loops.guarded_jaxprs,
-            "under `vmap`, lanes go on logging when their loop of Equinox has ended",
-            "log outside of `eqxi.while_loop` and what is built on it",
-            library_loops.events_with_lanes_merged,
+            else library_batching.batch_inner_jaxprs,
+            "under `vmap`, lanes continue to log after their loop of Equinox has ended",
+            "log outside of `eqxi.while_loop` and of functions that use it",
+            library_batching.events_with_merged_lanes,
             " for loops of Equinox",
         )
         for primitive in (scan_p, cond_p, jit_p, checkpoint_p, hijax_p, while_p)
@@ -198,8 +208,8 @@ checkify.when_rules_exist(
         patch_of_rule(
             "checkify",
             while_p,
-            checked_once,
-            "`checkify` evaluates the condition of a loop twice, events and all",
+            checkify_while,
+            "`checkify` evaluates the condition of a loop twice, including its events",
             "log in the body of the `while_loop`",
             events_in_condition,
         )

@@ -1,6 +1,6 @@
 """A `checkpoint` whose results are not used, which JAX removes (up to 0.11).
 
-So it does with high-level primitives, of which checkpoints may be some.
+JAX also removes high-level primitives, which include `checkpoint` with `jax_remat3`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 from lox._jax import partial_eval
 
 
-def kept_checkpoint(rule: Callable[..., Any], used: Sequence[bool], *rest: Any) -> Any:
-    """Keeps one that needs no inputs any more, since it has an effect."""
+def dce_checkpoint(rule: Callable[..., Any], used: Sequence[bool], *rest: Any) -> Any:
+    """Wraps dead code elimination: keeps a `checkpoint` that has an effect."""
     inputs, kept = rule(used, *rest)
     eqn = rest[-1]
     if kept is None:
@@ -18,8 +18,8 @@ def kept_checkpoint(rule: Callable[..., Any], used: Sequence[bool], *rest: Any) 
     return inputs, kept
 
 
-def kept_hijax(rule: Callable[..., Any], used: Sequence[bool], *rest: Any) -> Any:
-    """Keeps a high-level primitive, since it has an effect."""
+def dce_hijax(rule: Callable[..., Any], used: Sequence[bool], *rest: Any) -> Any:
+    """Wraps dead code elimination: keeps a high-level primitive that has an effect."""
     inputs, kept = rule(used, *rest)
     eqn = rest[-1]
     return ([True] * len(eqn.invars), eqn) if kept is None else (inputs, kept)

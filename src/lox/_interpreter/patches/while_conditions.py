@@ -1,7 +1,7 @@
 """Events in the condition of a `while_loop`.
 
-XLA drops a condition if it knows how often the loop runs, and `checkify` evaluates it
-twice. Both get a loop whose condition only reads the carry.
+XLA removes a condition if it knows the number of iterations, and `checkify` evaluates
+it twice. Both get a rotated loop, whose condition only reads the carry.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,9 @@ from lox._interpreter.rotation import condition_inputs, rotated, run_rotated
 from lox._jax import checkify, rule_tables
 
 
-def lowered_condition(
-    rule: Callable[..., Any], ctx: Any, *args: Any, **params: Any
-) -> Any:
-    """XLA drops a condition, events and all, if it knows how often the loop runs."""
-    # those that have an order are safe, and quiet ones are not delivered
+def lower_while(rule: Callable[..., Any], ctx: Any, *args: Any, **params: Any) -> Any:
+    """Wraps the lowering of `while_loop`."""
+    # XLA keeps ordered events, and quiet ones are not delivered
     events = events_of(params["cond_jaxpr"])
     if all(event.route.ordered or event.route.quiet for event in events):
         return rule(ctx, *args, **params)
@@ -27,15 +25,15 @@ def lowered_condition(
     return rule_tables.lower_as(ctx, loop, args)
 
 
-def checked_once(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    """`checkify` evaluates a condition once to check it, and once to go by it."""
+def checkify_while(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    """Wraps the `checkify` rule, which would evaluate the condition twice."""
     cond = params["cond_jaxpr"]
     if cond.out_avals[0].shape:
         return rule(*args, **params)
     call, inputs = checkify.split_arguments(args)
-    error, go = call(cond, condition_inputs(inputs, params))
+    error, running = call(cond, condition_inputs(inputs, params))
     consts = params["cond_nconsts"] + params["body_nconsts"]
     front = args[: len(args) - len(inputs)]
-    operands = [*inputs[:consts], *go, *inputs[consts:]]
+    operands = [*inputs[:consts], *running, *inputs[consts:]]
     error, outs = rule(*checkify.with_error(front, error), *operands, **rotated(params))
     return error, outs[1:]

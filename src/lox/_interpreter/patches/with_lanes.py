@@ -1,4 +1,4 @@
-"""The inputs of loops that `vmap` batches, with the lanes they get in any case."""
+"""Broadcasts the carries of loops before `vmap` batches them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,17 +13,17 @@ def with_lanes(
     consts: int,
     lanes: Sequence[bool | None],
 ) -> tuple[list[Any], list[Any]]:
-    """The inputs of a loop, with those carries in lanes that get them in any case.
+    """Broadcasts the carries of a loop that are known to get lanes.
 
-    JAX's own rules would do the same in the end. To find out for which carries, they
-    batch the body until nothing changes; those that are known need not be found.
+    JAX's own rules have the same result. But to find these carries, they batch the body
+    until a fixed point, which is not needed for carries that are known.
 
     Args:
         axis_data: the axis.
-        args: the constants of the loop, then its carries, then others.
-        dims: their axes.
-        consts: the number of the constants.
-        lanes: of the carries, which get lanes.
+        args: the constants of the loop, its carries, and other inputs.
+        dims: their batch axes.
+        consts: the number of constants.
+        lanes: whether each carry gets lanes; None if unknown.
     """
     args, dims = list(args), list(dims)
     for i, known in enumerate(lanes, consts):

@@ -1,11 +1,11 @@
-"""What happens to the events of functions that JAX runs for us.
+"""Watches that handle the events of derivative rules while JAX runs them.
 
-A derivative rule is a Python function that JAX calls when it differentiates, with
-values of any kind. Nobody can evaluate it equation by equation without turning its
-Python values into arrays. It runs as it is instead, under a watch: every primitive that
-it binds passes by, and the events among them, or in the jaxprs that others hold, are
-recorded or changed. Nothing of that enters JAX's caches, which know the functions and
-jaxprs of the user only.
+A derivative rule is a Python function that JAX calls when it differentiates. Its
+arguments may be Python values, which tracing it to a jaxpr would convert to arrays. So
+the rule runs unchanged, under a watch: the watch sees every primitive that the rule
+binds, and records, rewrites or removes the events among them and in their jaxprs. The
+rewritten events do not enter JAX's caches, which only see the functions and jaxprs of
+the user.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
-from .contents import events_of, hides_rules
+from .contents import events_of, jaxpr_has_hidden_rules
 from .handlers import NO_STATE, Handler, Rewriter, State
 from .rule_table import has_rule
 from .walk import Walk
 
-# A line with one of the keys that it logs: a helper that logs whatever it is given is
-# one line for all its callers.
+# A line and a key that it logs. The line alone is not enough: a helper function may log
+# different keys for different callers.
 Line = tuple[Source, str]
 
 
@@ -33,7 +33,7 @@ def lines_of(events: Iterable[Event]) -> set[Line]:
 
 
 class _Watch:
-    """A watch, as `_compat.Watch` says."""
+    """The base class of watches; for the contract, see `lox._jax.watches.Watch`."""
 
     def begin(self) -> "_Watch":
         return self
@@ -45,7 +45,9 @@ class _Watch:
             return False
         else:
             inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
-        return not any(events_of(jaxpr) or hides_rules(jaxpr) for jaxpr in inner)
+        return not any(
+            events_of(jaxpr) or jaxpr_has_hidden_rules(jaxpr) for jaxpr in inner
+        )
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -59,8 +61,8 @@ def _never(primitive: Any, params: Any) -> bool:
     return False
 
 
-class Recorder(_Watch):
-    """Notes the lines of all events, which go their way."""
+class RecordingWatch(_Watch):
+    """Records the lines of all events, and leaves the events in the program."""
 
     def __init__(self, lines: set[Line]) -> None:
         self._lines = lines
@@ -81,12 +83,12 @@ class Recorder(_Watch):
         return None if role == "bwd" else self
 
 
-class Changer(_Watch):
-    """Gives events to a handler, wherever they are.
+class HandlingWatch(_Watch):
+    """Passes all events to a handler.
 
     Args:
-        handler: gives no rows, and does not change the state.
-        state: what it gets with every event.
+        handler: returns no rows, and does not change the state.
+        state: the state that it gets with every event.
     """
 
     def __init__(self, handler: Handler, state: State = NO_STATE) -> None:
@@ -103,21 +105,22 @@ class Changer(_Watch):
             return []
         prim = jaxprs.hijax_of(primitive, params)
         stateless = not jax.tree.leaves(self._state)
-        if prim is not None and (stateless or not _takes_state(prim)):
-            new = hijax.watched(prim, self.changed, self)
+        if prim is not None and (stateless or not _can_take_state(prim)):
+            new = hijax.watched(prim, self.rewritten, self)
             return primitive.bind(*args, **{**params, "_prim": new})
-        reached = any(map(self._reaches, jaxprs.jaxprs_in(params)))
-        if not reached and (prim is None or not hijax.is_custom_vjp(prim)):
+        handled = any(map(self._handles_events_in, jaxprs.jaxprs_in(params)))
+        if not handled and (prim is None or not hijax.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
         if stateless and has_rule(primitive):
-            return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.changed))
-        # the state must become an operand, or it takes more than to change the jaxprs
+            return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.rewritten))
+        # rewriting the jaxprs is not enough: the state must become an operand, or the
+        # rule of the primitive does more than that (see `rule_finder`)
         walk = Walk(self._handler)
         closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
         if not all(map(walk.has_rule_for, closed.eqns)):
-            # as in the traversal, which changes what it has no rule for
+            # as in the traversal: without a rule, the jaxprs are only rewritten
             if stateless and self._handler.memo_key is not None:
-                params = jaxprs.map_jaxprs(params, self.changed)
+                params = jaxprs.map_jaxprs(params, self.rewritten)
             return primitive.bind(*args, **params)
         outs, _, _ = walk(closed, args, self._state)
         return outs if primitive.multiple_results else outs[0]
@@ -126,32 +129,34 @@ class Changer(_Watch):
         del name
         if role == "call":
             return self
-        return Changer(self._handler.in_rules(), self._state)
+        return HandlingWatch(self._handler.for_derivative_rules(), self._state)
 
-    def changed(self, jaxpr: Any) -> Any:
+    def rewritten(self, jaxpr: Any) -> Any:
         return Walk(self._handler).rewritten(jaxpr)
 
-    def _reaches(self, jaxpr: Any) -> bool:
-        return Walk(self._handler).wants_in(jaxpr) or hides_rules(jaxpr)
+    def _handles_events_in(self, jaxpr: Any) -> bool:
+        walk = Walk(self._handler)
+        return walk.wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
 
 
-def _takes_state(prim: Any) -> bool:
+def _can_take_state(prim: Any) -> bool:
     """Whether the state can become an operand of a high-level primitive."""
     return hijax.is_checkpoint(prim) or hijax.is_custom_vjp(prim)
 
 
-class Dropper(Rewriter):
-    """Removes what was logged by certain lines.
+class LineRemover(Rewriter):
+    """Removes the events of certain lines.
 
     Args:
-        lines: the lines.
-        anchors: whether to remove the events without keys too (see `patches`).
+        lines: the lines, with their keys.
+        anchors: whether to also remove events without keys, which only keep others in
+            a loop (see `patches`).
     """
 
     def __init__(self, lines: frozenset[Line], anchors: bool = False) -> None:
         self._lines = lines
         self._anchors = anchors
-        self.memo_key = ("drop", lines, anchors)
+        self.memo_key = ("remove lines", lines, anchors)
 
     def wants(self, event: Event) -> bool:
         if not event.call.keys:
@@ -160,14 +165,14 @@ class Dropper(Rewriter):
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         del context
-        kept = self.kept(event, operands)
+        kept = self.remaining(event, operands)
         if kept is not None:
             log_p.bind(*kept[1], event=kept[0])
 
-    def kept(
+    def remaining(
         self, event: Event, operands: Sequence[Any]
     ) -> tuple[Event, Sequence[Any]] | None:
-        """What is left of an event."""
+        """The rest of an event, or None if nothing is left."""
         keys = {
             key
             for key in event.call.keys
@@ -175,34 +180,34 @@ class Dropper(Rewriter):
         }
         if keys and len(keys) == len(event.call.keys):
             return event, operands
-        return event.only(keys.__contains__, operands) if keys else None
+        return event.select_keys(keys.__contains__, operands) if keys else None
 
 
-class Recomputation(_Watch):
-    """Drops the events of lines that have been recorded by the time they come."""
+class RecomputationWatch(_Watch):
+    """Removes the events of lines that have been recorded so far."""
 
     def __init__(self, lines: set[Line]) -> None:
         self._lines = lines
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        changer = Changer(Dropper(frozenset(self._lines)))
-        return changer.bind(primitive, args, params)
+        watch = HandlingWatch(LineRemover(frozenset(self._lines)))
+        return watch.bind(primitive, args, params)
 
     def inside(self, role: str, name: str) -> _Watch:
         del role, name
         return self
 
 
-class DerivativeRule(_Watch):
-    """For a rule that gives values and tangents, and may call its own function.
+class DerivativeRuleWatch(_Watch):
+    """For a rule that computes values and tangents, and may call its own function.
 
-    What the function logs is an event where it is called first. What comes by the same
-    lines after that is recomputation.
+    The first call of the function logs. Later events of the same lines are
+    recomputation, and are removed.
 
     Args:
         is_own: whether a primitive, with these parameters, is the function.
         name: the name of the function, if it is a custom function.
-        lines: the function's lines, as far as they are known.
+        lines: the lines of the function that are known to log.
     """
 
     def __init__(
@@ -216,10 +221,12 @@ class DerivativeRule(_Watch):
         self._lines = frozenset(lines)
 
     def begin(self) -> _Watch:
-        return _RunOfRule(self._is_own, self._name, set(self._lines))
+        return _DerivativeRuleRun(self._is_own, self._name, set(self._lines))
 
 
-class _RunOfRule(Recomputation):
+class _DerivativeRuleRun(RecomputationWatch):
+    """The watch of one call of the rule."""
+
     def __init__(
         self, is_own: Callable[[Any, Any], bool], name: str, lines: set[Line]
     ) -> None:
@@ -238,13 +245,13 @@ class _RunOfRule(Recomputation):
             self._called = True
             if self._lines:
                 return primitive.bind(*args, **params)
-            return Recorder(self._lines).bind(primitive, args, params)
+            return RecordingWatch(self._lines).bind(primitive, args, params)
         return super().bind(primitive, args, params)
 
     def inside(self, role: str, name: str) -> _Watch:
         if self._called or not name or name != self._name:
             return self
-        # of a custom function, either itself runs or its rule, for which we are asked
-        # after it
+        # JAX runs either a custom function or its rule, and asks for the watch of the
+        # function first
         self._called = role != "call"
-        return Recorder(self._lines)
+        return RecordingWatch(self._lines)

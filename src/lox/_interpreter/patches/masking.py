@@ -1,4 +1,4 @@
-"""The mask of events that only some lanes reach."""
+"""Masks events that only some lanes log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
 
-from .rewriter import EveryEvent
+from .rewriter import AllEventsRewriter
 
 
-class Guard(EveryEvent):
-    """Masks events: the context says which lanes really run this part of a program."""
+class EventMasker(AllEventsRewriter):
+    """Masks events; the context says which lanes run this part of the program."""
 
     rules_need_state = True
 
@@ -23,9 +23,9 @@ class Guard(EveryEvent):
             return
         if context is None:
             raise UnsupportedPrimitiveError(
-                f"{event.call.description}, is in "
-                "the `def_vmap` rule of a function in a branch or loop that differs "
-                "between lanes. Log it in the function itself, or outside of it."
+                f"{event.call.description}, is in the `def_vmap` rule of a function in "
+                "a branch or loop with a predicate per lane. Log it in the function "
+                "itself, or outside of it."
             )
         parts = event.split(operands)
         axes = event.layout.lanes + event.layout.elements

@@ -1,17 +1,16 @@
-"""Where JAX evaluates a function again to differentiate it.
+"""Removes the events of functions that JAX evaluates again to differentiate them.
 
-An event that comes by a line which the function itself has passed is recomputation
-then, and no event. JAX's rules are wrapped here, so that this holds with and without a
-transformation of ours:
+An event of a line that the function has already logged is then not logged again. JAX's
+rules are wrapped, so that this holds with and without a lox transformation:
 
 - **A `custom_vjp` function**: the forward rule runs under a watch that records its
-  lines, the backward rule under one that drops what comes by these lines.
-- **A `custom_jvp` function**: of a rule that calls the function itself, the first call
-  counts.
-- **`custom_root` and `custom_linear_solve`**: the solution counts, and not the solves
-  for tangents and cotangents.
-- **`jacfwd`** runs the function once, with a tangent for each dimension of its input.
-  Its events are marked, and pass the `vmap` over the tangents once.
+  lines, the backward rule under a watch that removes the events of these lines.
+- **A `custom_jvp` function**: if its rule calls the function several times, the first
+  call logs.
+- **`custom_root` and `custom_linear_solve`**: the solution logs, but the solves for
+  tangents and cotangents do not.
+- **`jacfwd`** runs the function once, under a `vmap` over tangents. Its events are
+  marked, so that this `vmap` does not add a lane.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,16 +31,16 @@ from lox._jax.patches import Patch
 from lox._jax.watches import Watch
 
 from .contents import events_of
-from .derivative_rules import (
-    Changer,
-    DerivativeRule,
-    Line,
-    Recomputation,
-    Recorder,
-    lines_of,
-)
 from .handlers import Handler, Rewriter
 from .patches import missing
+from .rule_watches import (
+    DerivativeRuleWatch,
+    HandlingWatch,
+    Line,
+    RecomputationWatch,
+    RecordingWatch,
+    lines_of,
+)
 
 
 class _Watches:
@@ -49,25 +48,25 @@ class _Watches:
 
     def of_custom_vjp(self) -> tuple[Watch, Watch]:
         lines: set[Line] = set()
-        return Recorder(lines), Recomputation(lines)
+        return RecordingWatch(lines), RecomputationWatch(lines)
 
     def of_custom_jvp(self, name: str) -> Watch:
-        return DerivativeRule(name=name)
+        return DerivativeRuleWatch(name=name)
 
     def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
-        """The linear function and the backward rule run later, under the same watch."""
         if hijax.is_custom_vjp(prim):
             return self.of_custom_vjp()
         if hijax.is_checkpoint(prim):
-            # its forward pass logs; what comes again by these lines is recomputation
+            # the forward pass logs; later events of these lines are recomputation
             inner = jaxprs.jaxprs_in(prim.params)
             lines = {x for jaxpr in inner for x in lines_of(events_of(jaxpr))}
-            return Recorder(lines), Recomputation(lines)
-        watch = DerivativeRule(_is_hijax(prim)).begin()
+            return RecordingWatch(lines), RecomputationWatch(lines)
+        # the linear function and the backward rule run later, under the same watch
+        watch = DerivativeRuleWatch(_is_hijax(prim)).begin()
         return watch, watch
 
     def of_jacfwd(self) -> Watch:
-        return Changer(_Mark())
+        return HandlingWatch(_OnceMarker())
 
 
 def _is_hijax(prim: Any) -> Callable[[Any, Any], bool]:
@@ -77,25 +76,25 @@ def _is_hijax(prim: Any) -> Callable[[Any, Any], bool]:
     return is_own
 
 
-def watched_solve(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    """For the rule of `custom_linear_solve`."""
+def jvp_of_linear_solve(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    """Wraps the JVP rule of `custom_linear_solve`."""
 
     def is_own(primitive: Any, params: Any) -> bool:
         del params
         return primitive is primitives.linear_solve_p
 
     functions = params["jaxprs"]
-    # the equation that is solved belongs to the function too
+    # `matvec`, the equation to solve, is part of the function as well
     events = (*events_of(functions.solve), *events_of(functions.matvec))
-    watch = DerivativeRule(is_own, lines=lines_of(events))
+    watch = DerivativeRuleWatch(is_own, lines=lines_of(events))
     return watches.watched(rule, watch)(*args, **params)
 
 
 # --- jacfwd ------------------------------------------------------------------
 
 
-class _Mark(Rewriter):
-    """Marks events as such that pass the next `vmap` once."""
+class _OnceMarker(Rewriter):
+    """Marks events, so that the next `vmap` does not add a lane to them."""
 
     def __init__(self, mark: str = "value") -> None:
         self._mark = mark
@@ -108,9 +107,9 @@ class _Mark(Rewriter):
         del context
         log_p.bind(*operands, event=event.with_layout(once=self._mark))
 
-    def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
+    def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         del lines
-        return _Mark("rule")
+        return _OnceMarker("rule")
 
 
 early_patches.source.watches = _Watches()
@@ -119,8 +118,8 @@ early_patches.source.watches = _Watches()
 # --- where JAX cannot be patched ---------------------------------------------
 
 
-def _refuse_in_custom_functions(patch: Patch) -> None:
-    """Refuses whatever logs in a custom function or in one of its rules."""
+def _reject_in_custom_functions(patch: Patch) -> None:
+    """Raises an error for events in a custom function or in its rules."""
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
         del args
@@ -135,8 +134,8 @@ def _refuse_in_custom_functions(patch: Patch) -> None:
         rule_tables.check_before_bind(primitive, check)
 
 
-def _refuse_in_hijax(patch: Patch) -> None:
-    """Refuses high-level primitives that log, which their effects tell."""
+def _reject_in_hijax(patch: Patch) -> None:
+    """Raises an error for high-level primitives that log, found by their effects."""
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
         del args
@@ -148,6 +147,6 @@ def _refuse_in_hijax(patch: Patch) -> None:
     rule_tables.check_before_bind(primitives.hijax_p, check)
 
 
-patches.when_missing(early_patches.CUSTOM_FUNCTIONS, _refuse_in_custom_functions)
+patches.when_missing(early_patches.CUSTOM_FUNCTIONS, _reject_in_custom_functions)
 for _patch in early_patches.HIJAX:
-    patches.when_missing(_patch, _refuse_in_hijax)
+    patches.when_missing(_patch, _reject_in_hijax)

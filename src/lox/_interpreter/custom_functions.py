@@ -1,0 +1,232 @@
+"""Rules of `custom_jvp` and `custom_vjp` functions.
+
+Rows and state become extra results of a new custom function, with no derivative. A
+transformation inside a derivative collects what the function itself logs. The events of
+its derivative rules are removed, or `grad(spool(f))` would print them. A rule that JAX
+has traced goes through the traversal. A backward rule runs under a watch, since its
+residuals may be Python values.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from lox._jax import (
+    array_types,
+    custom_derivatives,
+    custom_vjp,
+    hijax,
+    jaxprs,
+    rule_sources,
+    watches,
+)
+
+from .contents import events_of
+from .custom_calls import (
+    evaluate_body,
+    evaluate_events_separately,
+    lines_in,
+    state_outside,
+)
+from .handlers import NO_STATE, Collector, Rewriter, State
+from .joining import signature
+from .rule_table import Result, hidden_rules, rule
+from .rule_watches import DerivativeRuleWatch, HandlingWatch, Line
+from .same_events import same_events
+from .walk import Walk, without_events
+
+
+@rule("custom_jvp_call")
+@state_outside
+def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+    if walk.separate_events:
+        return evaluate_events_separately(
+            _custom_jvp_rule, walk, eqn, args, state, old, args
+        )
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    # rules outlive this trace, so they must not hold the leaves themselves
+    size = len(leaves)
+    front = size + consts
+    results = len(old.out_avals)
+
+    def call(*flat: Any) -> list[Any]:
+        return evaluate_body(new, flat, results)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        ins, in_tangents = primals[front:], list(tangents[front:])
+        if not eqn.params["symbolic_zeros"]:
+            in_tangents = [_instantiate(t) for t in in_tangents]
+        zeros = [type(t) is SymbolicZero for t in in_tangents]
+        jaxpr, out_zeros = custom_derivatives.jvp_rule_jaxpr(eqn, zeros)
+        ins = [*ins, *(t for t in in_tangents if type(t) is not SymbolicZero)]
+        before = state_tree.unflatten(primals[:size])
+        outs, rest = _evaluate_rule(
+            walk, eqn, jaxpr, ins, before, old, new, tree, primals
+        )
+        values = outs[:results]
+        nonzero = iter(outs[results:])
+        out_tangents = [
+            _zero(primal) if zero else next(nonzero)
+            for primal, zero in zip(values, out_zeros, strict=True)
+        ]
+        return [*values, *rest], [*out_tangents, *map(_zero, rest)]
+
+    # the source locations show whether a rule calls its own function (see
+    # `recomputation`)
+    fun = jax.custom_jvp(rule_sources.placed_like(call, old))
+    fun.defjvp(
+        rule_sources.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]),
+        symbolic_zeros=True,
+    )
+    return tree.unflatten(fun(*leaves, *args))
+
+
+@rule("custom_vjp_call", hijax.CUSTOM_VJP)
+@state_outside
+def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    called = custom_vjp.custom_vjp_call(eqn)
+    old = called.function
+    if walk.separate_events:
+        return evaluate_events_separately(
+            _custom_vjp_rule, walk, eqn, args, state, old, args
+        )
+    new, tree = walk.rebuilt(old, state)
+    leaves, state_tree = jax.tree.flatten(state)
+    # rules outlive this trace, so they must not hold the leaves themselves
+    size = len(leaves)
+    results = len(old.out_avals)
+    handler = walk.handler
+    rules_need_state = isinstance(handler, Rewriter) and handler.rules_need_state
+
+    @jax.custom_vjp
+    def fun(*flat: Any) -> list[Any]:
+        return evaluate_body(new, flat, results)
+
+    def fwd(values: list[Any], varied: list[bool]) -> Any:
+        jaxpr, inputs, split = called.forward(values[size:], varied[size:])
+        before = state_tree.unflatten(values[:size])
+        outs, rest = _evaluate_rule(
+            walk, eqn, jaxpr, inputs, before, old, new, tree, values
+        )
+        outs, residuals = split(outs)
+        return [*outs, *rest], (before if rules_need_state else NO_STATE, residuals)
+
+    def bwd(saved: Any, cotangents: list[Any]) -> tuple[Any, Any]:
+        before, residuals = saved
+        rule = _watched_rule(called.backward, walk, before, lines_in(old))
+        outs, logs = rule(residuals, list(cotangents[:results]))
+        return (*[None] * size, *outs), logs
+
+    called.define(fun, fwd, bwd)
+    return tree.unflatten(fun(*leaves, *called.checked(args)))
+
+
+def _evaluate_rule(
+    walk: Walk,
+    eqn: Any,
+    rule: Any,
+    ins: Sequence[Any],
+    before: State,
+    function: Any,
+    body: Any,
+    body_tree: Any,
+    body_args: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Evaluates a derivative rule with the rows of its function.
+
+    Most rules call their function, and so log the same values: the rows are then those
+    of the rule. Otherwise the function is evaluated as well, only for its rows.
+
+    Args:
+        walk: the traversal.
+        eqn: the equation of the custom function.
+        rule: the jaxpr of the rule.
+        ins: its inputs.
+        before: the state before the equation.
+        function: the jaxpr of the function.
+        body: the function with its rows and the state, rebuilt by the traversal.
+        body_tree: the structure of its results.
+        body_args: its inputs.
+
+    Returns:
+        The results of the rule, and the leaves of the rows and the new state.
+    """
+    collector = walk.handler
+    if not isinstance(collector, Collector):
+        outs, record, after = Walk(collector.for_derivative_rules())(rule, ins, before)
+        leaves = jax.tree.leaves((record, after))
+        return outs, list(map(jax.lax.stop_gradient, leaves))
+    _, body_record, _ = body_tree.unflatten(body.out_avals)
+    once = _without_recomputation(eqn, rule)
+    if same_events(once, function, collector.wants):
+        outs, record, after = walk(once, ins, before)
+        if signature(record) == signature(body_record):
+            leaves = jax.tree.leaves((record, after))
+            return outs, list(map(jax.lax.stop_gradient, leaves))
+    outs, _, _ = Walk(collector.for_derivative_rules(lines_in(function)))(
+        once, ins, NO_STATE
+    )
+    results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
+    # the rule has already bound the events that stay in the program
+    clean = without_events(body)
+    return outs, evaluate_body(clean, body_args, results)[results:]
+
+
+def _without_recomputation(eqn: Any, rule: Any) -> Any:
+    """Returns a rule of `custom_jvp` that logs the events of its function only once."""
+    if eqn.primitive.name != "custom_jvp_call" or not events_of(rule):
+        return rule
+    watch = DerivativeRuleWatch(name=rule_sources.name_of_custom_jvp(eqn))
+
+    def run(*args: Any) -> list[Any]:
+        return watches.watched(jaxprs.evaluate, watch)(rule, args)
+
+    return jaxprs.trace(run, rule.in_avals, rule)[0]
+
+
+def _watched_rule(
+    rule: Any, walk: Walk, state: State = NO_STATE, lines: frozenset[Line] = frozenset()
+) -> Any:
+    """Returns a derivative rule with its events handled.
+
+    Args:
+        rule: a Python function.
+        walk: the traversal.
+        state: the state before the call of the function.
+        lines: the lines of the function itself that log.
+    """
+    return watches.watched(
+        rule, HandlingWatch(walk.handler.for_derivative_rules(lines), state)
+    )
+
+
+@hidden_rules("custom_jvp_call")
+def _hidden_jvp_rule(walk: Walk, eqn: Any) -> dict[str, Any]:
+    change = HandlingWatch(walk.handler.for_derivative_rules()).rewritten
+    return custom_derivatives.changed_jvp_rule(eqn, change)
+
+
+@hidden_rules("custom_vjp_call")
+def _hidden_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
+    change = HandlingWatch(walk.handler.for_derivative_rules()).rewritten
+    bwd = _watched_rule(custom_derivatives.bwd_rule(eqn), walk)
+    return custom_derivatives.changed_vjp_rules(eqn, change, bwd)
+
+
+@hidden_rules(hijax.CUSTOM_VJP)
+def _hidden_hijax_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
+    watch = HandlingWatch(walk.handler.for_derivative_rules())
+    prim = hijax.with_watched_rules(jaxprs.hijax(eqn), watch, watch)
+    return {"_prim": prim}
+
+
+def _zero(primal: Any) -> Any:
+    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+
+
+def _instantiate(x: Any) -> Any:
+    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -1,0 +1,34 @@
+"""The rule of all primitives of Equinox and lineax except `noinline`."""
+
+from typing import Any
+
+from lox._interpreter.handlers import Collector, Remover, State
+from lox._interpreter.kept_derivatives import with_derivative_of
+from lox._interpreter.rows import Record
+from lox._interpreter.rule_table import Result, rule_finder
+from lox._interpreter.walk import Walk
+from lox._jax import tracing
+
+from .expansion import expand, filtered_params
+from .silent import SilentCall, silent_p
+
+
+@rule_finder
+def _rule_for(eqn: Any) -> Any:
+    return _filtered_rule if filtered_params(eqn.params) is not None else None
+
+
+def _filtered_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+    handler = walk.handler
+    if handler.memo_key is not None:  # no rows and no state
+        call = SilentCall(eqn.primitive, eqn.params, handler)
+        return silent_p.bind(*args, call=call), Record(), state
+    expanded = expand(eqn)
+    if not isinstance(handler, Collector) or not walk.wants_in_jaxpr(expanded):
+        return tracing.bind(eqn, args), Record(), state
+    call = SilentCall(eqn.primitive, eqn.params, Remover(handler.wants))
+
+    def silent(*args: Any) -> list[Any]:
+        return silent_p.bind(*args, call=call)
+
+    return with_derivative_of(walk, eqn, args, state, expanded, list, silent)

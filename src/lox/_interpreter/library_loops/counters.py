@@ -1,0 +1,51 @@
+"""Recognizes the counters of loops."""
+
+from typing import Any
+
+from lox._jax import jaxprs, primitives
+
+
+def is_counter(jaxpr: Any, input: int, output: int) -> bool:
+    """Whether a carry of a loop's body never decreases.
+
+    Args:
+        jaxpr: the body.
+        input: the index of the carry among its inputs.
+        output: the index of the carry among its outputs.
+    """
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+    if jaxpr.invars[input].aval.dtype.kind not in "iu":
+        return False
+    sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    return _counts(sources, jaxpr.invars[input], jaxpr.outvars[output])
+
+
+def _counts(sources: dict[Any, Any], counter: Any, atom: Any) -> bool:
+    """Whether `atom` is `counter`, or has been incremented from it."""
+    if isinstance(atom, jaxprs.Literal):
+        return False
+    if atom is counter:
+        return True
+    eqn = sources.get(atom)
+    if eqn is None:
+        return False
+
+    def counts(inner: Any) -> bool:
+        return _counts(sources, counter, inner)
+
+    name = eqn.primitive.name
+    if name in ("copy", "copy_p", "convert_element_type", "nonbatchable"):
+        return counts(eqn.invars[0])
+    if name in ("select_n", "select_if_vmap"):
+        return all(map(counts, eqn.invars[1:]))
+    if name == "add":
+        x, y = eqn.invars
+        return isinstance(y, jaxprs.Literal) and bool(y.val > 0) and counts(x)
+    if eqn.primitive is primitives.cond_p:
+        output = eqn.outvars.index(atom)
+        inputs = [i for i, operand in enumerate(eqn.invars[1:]) if counts(operand)]
+        return all(
+            any(is_counter(branch, i, output) for i in inputs)
+            for branch in eqn.params["branches"]
+        )
+    return False

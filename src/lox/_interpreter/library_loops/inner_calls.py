@@ -1,0 +1,105 @@
+"""Passes per-lane values to the loops inside calls, scans and custom functions."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lox._interpreter.handlers import State
+from lox._interpreter.patches.masking import EventMasker
+from lox._interpreter.patches.rewriter import AllEventsRewriter
+from lox._interpreter.rows import Record
+from lox._interpreter.rule_table import Result, find_rule
+from lox._interpreter.walk import Walk
+from lox._jax import hijax, jaxprs, primitives
+
+from .counters import is_counter
+from .lane_primitives import active_state
+
+# Evaluates a closed jaxpr with these arguments, of which some have per-lane values.
+Evaluate = Callable[[Any, Sequence[Any], dict[int, Any]], list[Any]]
+
+_KINDS = frozenset(
+    {
+        "jit",
+        "pjit",
+        "closed_call",
+        "remat2",
+        "checkpoint",
+        hijax.CHECKPOINT,
+        "scan",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        hijax.CUSTOM_VJP,
+    }
+)
+
+
+def passes_values(eqn: Any) -> bool:
+    """Whether `bind_with_values` supports an equation."""
+    return hijax.kind_of(eqn) in _KINDS
+
+
+def bind_with_values(
+    eqn: Any, args: list[Any], per_lane: dict[int, Any], evaluate: Evaluate
+) -> list[Any]:
+    """Binds an equation, and passes per-lane values to the loops inside.
+
+    Args:
+        eqn: the equation.
+        args: its inputs.
+        per_lane: the per-lane values of merged inputs, by their indices.
+        evaluate: evaluates the jaxprs inside.
+    """
+    rule = find_rule(eqn)
+    assert rule is not None
+    state = State(context=list(per_lane.values()))
+    return rule(_ValuePassing(eqn, list(per_lane), evaluate), eqn, args, state)[0]
+
+
+class _Unchanged(AllEventsRewriter):
+    """The handler of `_ValuePassing`, which never calls it."""
+
+
+class _ValuePassing(Walk):
+    """A traversal whose context is a list of per-lane values."""
+
+    def __init__(self, eqn: Any, indices: list[int], evaluate: Evaluate) -> None:
+        super().__init__(_Unchanged())
+        self._eqn = eqn
+        self._indices = indices
+        self._evaluate = evaluate
+
+    def __call__(self, closed: Any, args: Sequence[Any], state: State) -> Result:
+        indices = self._indices
+        if state.context is None:  # a backward rule, which has other inputs
+            return jaxprs.evaluate(closed, args), Record(), state
+        if len(closed.in_avals) < len(self._eqn.invars):  # a derivative rule
+            consts = self._eqn.params.get("num_consts", 0)
+            indices = [i - consts for i in indices]
+        pairs = zip(indices, state.context, strict=True)
+        per_lane = {i: x for i, x in pairs if i >= 0}
+        if self._eqn.primitive is not primitives.scan_p:
+            return self._evaluate(closed, args, per_lane), Record(), state
+        active = self._active_steps(closed, args, per_lane)
+        if active is None:
+            return jaxprs.evaluate(closed, args), Record(), state
+        outs, _, _ = Walk(EventMasker())(closed, args, active)
+        return outs, Record(), state
+
+    def _active_steps(
+        self, closed: Any, args: Sequence[Any], per_lane: dict[int, Any]
+    ) -> State | None:
+        """In which lanes a step of a scan has been reached; None if in all."""
+        # `kind="bounded"` nests scans of checkpoints: their steps are not masked here
+        if any(map(hijax.is_checkpoint_eqn, closed.jaxpr.eqns)):
+            return None
+        consts, carry, _ = primitives.scan_sizes(self._eqn.params, len(args))
+        reached = [
+            args[i] >= start
+            for i, start in per_lane.items()
+            if consts <= i < consts + carry and is_counter(closed, i, i - consts)
+        ]
+        return (
+            active_state(functools.reduce(operator.and_, reached)) if reached else None
+        )

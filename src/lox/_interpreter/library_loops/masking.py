@@ -1,0 +1,230 @@
+"""Evaluates a program with masks for the events that depend on merged values."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from lox._interpreter.contents import events_inside, events_of
+from lox._interpreter.patches.masking import EventMasker
+from lox._interpreter.rule_table import before_walk
+from lox._interpreter.walk import Walk, as_array, cached
+from lox._jax import jaxprs, primitives, tracing
+
+from .counters import is_counter
+from .inner_calls import bind_with_values, passes_values
+from .lane_primitives import across_lanes_p, active_state, merges_lanes
+from .merged_values import is_merging_loop, may_decide, merged_variables, needs_masks
+
+
+@before_walk
+def mask_events(jaxpr: Any) -> Any:
+    """Returns a closed jaxpr with masks for the events in its loops and branches.
+
+    The jaxprs inside other equations are not processed: that happens when they are
+    traversed or batched themselves.
+    """
+    if not needs_masks(jaxpr):
+        return jaxpr
+
+    def fun(*args: Any) -> list[Any]:
+        return _evaluate(jaxpr, args, {})
+
+    return cached(jaxpr, "lanes", lambda: jaxprs.trace(fun, jaxpr.in_avals, jaxpr)[0])
+
+
+def _evaluate(
+    closed: Any, args: Sequence[Any], per_lane_args: dict[int, Any]
+) -> list[Any]:
+    return _evaluate_both(closed, args, per_lane_args, both=False)[0]
+
+
+def _evaluate_both(
+    closed: Any,
+    args: Sequence[Any],
+    per_lane_args: dict[int, Any],
+    both: bool = True,
+) -> tuple[list[Any], list[Any]]:
+    """Evaluates a closed jaxpr with masks.
+
+    Args:
+        closed: the jaxpr.
+        args: its arguments.
+        per_lane_args: the per-lane values of merged arguments, by their indices.
+        both: whether the per-lane values of the results are needed.
+
+    Returns:
+        The results, and their per-lane values.
+    """
+    jaxpr = closed.jaxpr
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    per_lane = {jaxpr.invars[i]: value for i, value in per_lane_args.items()}
+    merged = merged_variables(jaxpr, jaxpr.outvars if both else (), per_lane)
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]
+
+    def has_per_lane(atom: Any) -> bool:
+        return not isinstance(atom, jaxprs.Literal) and atom in per_lane
+
+    def read_per_lane(atom: Any) -> Any:
+        return per_lane[atom] if has_per_lane(atom) else read(atom)
+
+    for eqn in jaxpr.eqns:
+        ins = [read(atom) for atom in eqn.invars]
+        with tracing.equation_context(eqn):
+            if any(var in merged for var in eqn.outvars):
+                outs, others = _bind_both(eqn, ins, map(read_per_lane, eqn.invars))
+                per_lane.update(zip(eqn.outvars, others, strict=True))
+            elif events_inside(eqn):
+                values = {
+                    i: as_array(per_lane[atom])
+                    for i, atom in enumerate(eqn.invars)
+                    if may_decide(atom) and has_per_lane(atom)
+                }
+                outs = _bind_with_masks(eqn, ins, values)
+            else:
+                outs = tracing.bind(eqn, ins)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(read, jaxpr.outvars)), list(map(read_per_lane, jaxpr.outvars))
+
+
+def _bind_both(
+    eqn: Any, args: Sequence[Any], per_lane_args: Iterable[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Binds an equation to merged values, and again to per-lane values."""
+    per_lane = list(per_lane_args)
+    if merges_lanes(eqn):
+        (x,), (per_lane_x,) = map(as_array, args), map(as_array, per_lane)
+        outs = [across_lanes_p.bind(x, like=eqn.primitive)]
+        return outs, [eqn.primitive.impl(per_lane_x)]
+    outs = tracing.bind(eqn, args)
+    if eqn.primitive.name == "nonbatchable":  # an identity that rejects lanes
+        return outs, per_lane
+    return outs, tracing.bind(eqn, per_lane)
+
+
+def _bind_with_masks(eqn: Any, args: list[Any], per_lane: dict[int, Any]) -> list[Any]:
+    """Binds an equation with events inside.
+
+    Args:
+        eqn: the equation.
+        args: its inputs.
+        per_lane: the per-lane values of merged inputs, by their indices.
+    """
+    if is_merging_loop(eqn) or (per_lane and eqn.primitive is primitives.while_p):
+        return _bind_loop(eqn, args, per_lane)
+    if per_lane and eqn.primitive is primitives.cond_p:
+        if 0 not in per_lane:
+            return tracing.bind(eqn, args)
+        return _bind_cond(eqn, args, per_lane[0])
+    if per_lane and passes_values(eqn):
+        return bind_with_values(eqn, args, per_lane, _evaluate)
+    return tracing.bind(eqn, args)
+
+
+# --- branches ----------------------------------------------------------------
+
+
+def _bind_cond(eqn: Any, args: Sequence[Any], per_lane_index: Any) -> list[Any]:
+    index, *operands = args
+    per_lane_index = as_array(per_lane_index)
+    branches = tuple(
+        _masked_branch(branch, i, jax.typeof(per_lane_index))
+        for i, branch in enumerate(eqn.params["branches"])
+    )
+    return tracing.bind(eqn, [index, per_lane_index, *operands], branches=branches)
+
+
+def _masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
+    def fun(index: Any, *args: Any) -> list[Any]:
+        return Walk(EventMasker())(branch, args, active_state(index == i))[0]
+
+    def make() -> Any:
+        return jaxprs.trace(fun, [index_aval, *branch.in_avals], branch)[0]
+
+    return cached(branch, ("lanes", i, index_aval), make)
+
+
+# --- loops -------------------------------------------------------------------
+
+
+def _bind_loop(eqn: Any, args: Sequence[Any], per_lane: dict[int, Any]) -> list[Any]:
+    """Binds a loop whose body begins with the per-lane predicate.
+
+    A predicate that logs is instead evaluated before the loop and at the end of its
+    body, so that its events are logged as often as before.
+    """
+    params = eqn.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
+    consts = cond_consts + body_consts
+    counters = [
+        i - consts
+        for i in per_lane
+        if i >= consts and is_counter(body, i - cond_consts, i - consts)
+    ]
+    starts = [per_lane[consts + i] for i in counters]
+    rotated = bool(events_of(cond))
+    front = 2 if rotated else 0
+    predicates = _both_predicates(cond)
+
+    def new_cond(*args: Any) -> Any:
+        return args[0] if rotated else jaxprs.evaluate(predicates, args)[0]
+
+    def new_body(*args: Any) -> list[Any]:
+        of_cond, of_body = args[:cond_consts], args[cond_consts:consts]
+        first = args[consts : consts + len(starts)]
+        running = list(args[consts + len(starts) :][:front])
+        carry = args[-carried:]
+        if not rotated:
+            running = jaxprs.evaluate(predicates, [*of_cond, *carry])
+        own = running[1]
+        for i, start in zip(counters, first, strict=True):
+            own = own & (carry[i] >= start)
+        active = active_state(own)
+        walk = Walk(EventMasker())
+        outs, _, _ = walk(body, [*of_body, *carry], active)
+        if not rotated:
+            return outs
+        running, _, _ = walk(predicates, [*of_cond, *outs], active)
+        return [*running, *outs]
+
+    first: list[Any] = []
+    if rotated:
+        first = jaxprs.evaluate(predicates, [*args[:cond_consts], *args[consts:]])
+    carried = len(args) - consts
+    const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
+    start_avals = list(map(jax.typeof, starts))
+    carry_avals = [*predicates.out_avals[:front], *body.in_avals[body_consts:]]
+    used = 0 if rotated else cond_consts
+
+    def make() -> dict[str, Any]:
+        cond_avals = [*const_avals[:used], *carry_avals]
+        body_avals = [*const_avals, *start_avals, *carry_avals]
+        return {
+            "cond_jaxpr": jaxprs.trace(new_cond, cond_avals, cond)[0],
+            "body_jaxpr": jaxprs.trace(new_body, body_avals, body)[0],
+            "cond_nconsts": used,
+            "body_nconsts": consts + len(starts),
+        }
+
+    key = "lanes", weakref.ref(cond), cond_consts, body_consts, *counters, *start_avals
+    changes = cached(body, key, make)
+    operands = [*args[:used], *args[:consts], *starts, *first, *args[consts:]]
+    return tracing.bind(eqn, operands, **changes)[front:]
+
+
+def _both_predicates(cond: Any) -> Any:
+    """The condition of a loop, which returns its merged and its per-lane value."""
+
+    def fun(*args: Any) -> list[Any]:
+        (merged,), (per_lane,) = _evaluate_both(cond, args, {})
+        return [merged, as_array(per_lane)]
+
+    def make() -> Any:
+        return jaxprs.trace(fun, cond.in_avals, cond)[0]
+
+    return cached(cond, "predicates", make)

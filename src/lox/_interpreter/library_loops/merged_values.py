@@ -1,0 +1,82 @@
+"""Finds the merged values of a program, and the loops that depend on them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from lox._interpreter.contents import events_inside, events_of
+from lox._jax import jaxprs, primitives
+
+from .lane_primitives import merges_lanes
+
+
+def needs_masks(jaxpr: Any) -> bool:
+    """Whether events in the loops and branches of a jaxpr need masks."""
+    if not events_of(jaxpr):
+        return False
+    equations = jaxprs.open_jaxpr(jaxpr).eqns
+    if any(map(is_merging_loop, equations)):
+        return True
+    return any(map(merges_lanes, equations)) and bool(merged_variables(jaxpr))
+
+
+def is_merging_loop(eqn: Any) -> bool:
+    """Whether an equation is a loop that logs, with a merged predicate."""
+    if eqn.primitive is not primitives.while_p:
+        return False
+    cond = jaxprs.open_jaxpr(eqn.params["cond_jaxpr"])
+    return any(map(merges_lanes, cond.eqns)) and bool(events_inside(eqn))
+
+
+def merges_lanes_inside(jaxpr: Any) -> bool:
+    """Whether a jaxpr reduces over lanes, at any depth."""
+    return any(
+        merges_lanes(eqn) or any(map(merges_lanes_inside, jaxprs.jaxprs_in(eqn.params)))
+        for eqn in jaxprs.open_jaxpr(jaxpr).eqns
+    )
+
+
+def merged_variables(
+    jaxpr: Any, results: Iterable[Any] = (), merged_inputs: Iterable[Any] = ()
+) -> set[Any]:
+    """The merged variables that decide which lanes log.
+
+    These are predicates of branches and initial values of counters of loops, and the
+    variables that they are computed from.
+
+    Args:
+        jaxpr: the jaxpr.
+        results: other variables to include, if they are merged.
+        merged_inputs: the inputs that are merged values.
+    """
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+    sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    known: dict[Any, bool] = dict.fromkeys(merged_inputs, True)
+
+    def is_merged(atom: Any) -> bool:
+        if isinstance(atom, jaxprs.Literal):
+            return False
+        if atom not in known and atom in sources:
+            eqn = sources[atom]
+            # the results of a loop or a branch are per-lane values already
+            inputs = eqn.invars if _is_elementary(eqn) else ()
+            known[atom] = any(list(map(is_merged, inputs))) or merges_lanes(eqn)
+        return known.get(atom, False)
+
+    for eqn in jaxpr.eqns:
+        if events_inside(eqn):
+            results = [*results, *filter(may_decide, eqn.invars)]
+    for result in results:
+        is_merged(result)
+    return {atom for atom, merged in known.items() if merged}
+
+
+def may_decide(atom: Any) -> bool:
+    """Whether a variable may be a predicate or a counter."""
+    kind = getattr(getattr(atom.aval, "dtype", None), "kind", "")
+    return bool(kind) and kind in "biu" and not atom.aval.shape
+
+
+def _is_elementary(eqn: Any) -> bool:
+    return eqn.primitive.name in ("jit", "pjit") or not any(
+        True for _ in jaxprs.jaxprs_in(eqn.params)
+    )
