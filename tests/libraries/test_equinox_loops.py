@@ -605,3 +605,26 @@ def _derivative_of_solve(y):
     matrix = np.array([[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]])
     inverse = np.linalg.inv(matrix + y * np.eye(3))
     return -(inverse @ inverse @ np.array([1.0, 2.0, 3.0])).sum()
+
+
+def test_derivative_of_custom_function_with_merged_counter_is_refused():
+    @jax.custom_jvp
+    def inner(count, x):
+        def body(carry):
+            lox.log({"x": carry[1]})
+            return carry[0] + 1, carry[1] / 2
+
+        return jax.lax.while_loop(lambda carry: carry[0] < count, body, (0, x))[1]
+
+    inner.defjvp(lambda primals, tangents: (inner(*primals), tangents[1]))
+
+    @jax.jit
+    def outer(count, x):
+        return inner(eqxi.unvmap_max(count), x)
+
+    def mapped(xs):
+        return jax.vmap(outer)(jnp.array([1, 3]), xs)
+
+    xs = jnp.array([1.0, 2.0])
+    with pytest.raises(lox.UnsupportedPrimitiveError, match="merged over lanes"):
+        jax.jvp(lambda xs: lox.spool(mapped, capacity=9)(xs)[0], (xs,), (xs,))

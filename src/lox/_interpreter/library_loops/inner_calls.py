@@ -5,6 +5,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lox._errors import UnsupportedPrimitiveError
+from lox._events.event import Event
 from lox._interpreter.handlers import State
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.patches.rewriter import AllEventsRewriter
@@ -57,15 +59,23 @@ def bind_with_values(
     return rule(_ValuePassing(eqn, list(per_lane), evaluate), eqn, args, state)[0]
 
 
-class _Unchanged(AllEventsRewriter):
-    """The handler of `_ValuePassing`, which never calls it."""
+class _Unreached(AllEventsRewriter):
+    """The handler of `_ValuePassing`, which does not evaluate derivative rules."""
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        raise UnsupportedPrimitiveError(
+            f"{event.call.description}, is in the derivative rule of a custom function "
+            "that gets a loop counter which Equinox has merged over lanes, so that the "
+            "lanes that log it are not known. Use the transformation inside "
+            "`jax.vmap`, or log outside of the function."
+        )
 
 
 class _ValuePassing(Walk):
     """A traversal whose context is a list of per-lane values."""
 
     def __init__(self, eqn: Any, indices: list[int], evaluate: Evaluate) -> None:
-        super().__init__(_Unchanged())
+        super().__init__(_Unreached())
         self._eqn = eqn
         self._indices = indices
         self._evaluate = evaluate
