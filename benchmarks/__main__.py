@@ -4,6 +4,7 @@ import sys
 
 from . import (
     compiled,
+    conditional,
     eager,
     lanes,
     libraries,
@@ -26,6 +27,7 @@ TOPICS = {
         tracing,
         streams,
         streaming,
+        conditional,
         lanes,
         store,
         loggers,
