@@ -73,10 +73,11 @@ class Walk:
         jaxpr = closed.jaxpr
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-        last_use = _last_uses(jaxpr)
         indices = indices_with_events(jaxpr)
 
         copy = tracing.equation_copier()
+        # values of a program that is being traced occupy no memory yet
+        last_use = _last_uses(jaxpr) if copy is None else {}
         # for types only, equations without events are not evaluated at all
         unknown = tracing.unknown_values() if self.types_only else None
 
@@ -95,8 +96,6 @@ class Walk:
                 copied = copy(eqn, env)
                 if copied is not None:
                     env.update(zip(eqn.outvars, copied, strict=True))
-                    for atom in last_use.get(i, ()):
-                        env.pop(atom, None)
                     continue
             ins = [read(atom) for atom in eqn.invars]
             with tracing.equation_context(eqn):
