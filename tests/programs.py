@@ -138,9 +138,9 @@ class _Forked:
             mode = "r" if number else "w"
             ours.append(None if mine is None else os.fdopen(mine, mode))
         self.stdin, self.stdout, self.stderr = ours
-        self._status, told = os.pipe()
-        to_close.append(told)
-        _ask(modules, [*theirs, told, *request["pass_fds"]], request)
+        self._status, status_pipe = os.pipe()
+        to_close.append(status_pipe)
+        _ask(modules, [*theirs, status_pipe, *request["pass_fds"]], request)
         for descriptor in to_close:
             os.close(descriptor)
         (self.pid,) = _STATUS.unpack(os.read(self._status, _STATUS.size))
@@ -252,16 +252,16 @@ def _serve(server: socket.socket) -> Any:
                 os.close(descriptor)
             continue
         server.close()
-        told = descriptors[3]
+        status_pipe = descriptors[3]
         program = os.fork()
         if not program:
-            os.close(told)
+            os.close(status_pipe)
             return json.loads(text), [*descriptors[:3], *descriptors[4:]]
         for descriptor in descriptors:
-            if descriptor != told:
+            if descriptor != status_pipe:
                 os.close(descriptor)
-        os.write(told, _STATUS.pack(program))
-        os.write(told, _STATUS.pack(os.waitpid(program, 0)[1]))
+        os.write(status_pipe, _STATUS.pack(program))
+        os.write(status_pipe, _STATUS.pack(os.waitpid(program, 0)[1]))
         os._exit(0)
 
 

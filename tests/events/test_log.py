@@ -166,11 +166,11 @@ HERE = r"test_log\.py:\d+"
         (lambda: lox.log({3: 1.0}), TypeError, "the key 3; keys are strings"),
         (lambda: lox.log({"s": "text"}), TypeError, "'text' of type str for 's'.*tags"),
         (lambda: lox.log({"o": object()}), TypeError, "type object for 'o'"),
-        (lambda: lox.log({"n": None}), TypeError, "for 'n', which holds no array"),
+        (lambda: lox.log({"n": None}), TypeError, "for 'n', which contains no array"),
         (
             lambda: lox.log({"n": np.array(["a"])}),
             TypeError,
-            "cannot make an array of 'n'",
+            "cannot convert 'n' to an array",
         ),
         (
             lambda: lox.log({"x": 1}, step=jnp.arange(2)),

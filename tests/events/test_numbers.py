@@ -11,7 +11,7 @@ from jax import lax
 
 import logify
 import lox
-from lox._jax.numbers import Literal, holds, is_exact, merged, unheld
+from lox._jax.numbers import Literal, first_not_held, holds, is_exact, merged
 from lox._source import Source
 
 
@@ -410,6 +410,8 @@ def test_summary_of_many_numbers_decides_like_all_of_them():
         literals = [(Literal.of(number, source),) for number in some]
         for dtype in map(np.dtype, dtypes):
             one_by_one = all(holds(dtype, number) for number in some)
-            together = unheld(np.dtype(np.int64), dtype, merged(literals)) is None
+            together = (
+                first_not_held(np.dtype(np.int64), dtype, merged(literals)) is None
+            )
             assert one_by_one == together, (some, dtype)
     assert merged([literals[0], ()]) == ()

@@ -90,7 +90,7 @@ def test_bad_logs_are_refused_and_the_run_continues():
     logger.log(state, {"x": 1.0}, step=0)
     for logs, steps, match in [
         ({"x": "text"}, {}, "`SaveLogger.log` at .*test_bad_input.py"),
-        ({"x": None}, {}, "holds no array"),
+        ({"x": None}, {}, "contains no array"),
         ({"x": 1.0}, {"step": None}, "the step 'step' must be a number"),
         ({"x": 1.0}, {"step": np.arange(3)}, "the step 'step' must be a number"),
         (3.0, {}, "takes a state and values by name"),
@@ -129,10 +129,10 @@ def test_logs_of_program_that_do_not_fit_run_are_kept_as_unsent():
 def test_state_of_another_logger_is_refused():
     state = lox.loggers.SaveLogger("store").init(0)
     with pytest.raises(
-        lox.LoxValueError, match="one of SaveLogger, and not of NumberLogger"
+        lox.LoxValueError, match="belongs to SaveLogger, not to NumberLogger"
     ):
         NumberLogger().log(state, {"x": 1.0})
-    with pytest.raises(lox.LoxValueError, match="one of another SaveLogger"):
+    with pytest.raises(lox.LoxValueError, match="belongs to another SaveLogger"):
         lox.loggers.SaveLogger("other").tap(counting, state)
     assert not pathlib.Path("other").exists()
 

@@ -170,7 +170,9 @@ def test_state_of_wrong_shape_raises_error_with_remedy():
         logger.tap(jax.vmap(scanned), states)(jnp.arange(2.0))
     with pytest.raises(lox.LoxValueError, match="2 lane.* 3 runs"):
         logger.spool(jax.vmap(scanned), states)(jnp.arange(2.0))
-    with pytest.raises(lox.LoxTypeError, match="needs the state that its `init` gave"):
+    with pytest.raises(
+        lox.LoxTypeError, match="needs the state that its `init` returned"
+    ):
         logger.tap(scanned, None)
 
 

@@ -199,9 +199,9 @@ def in_two_processes(program, directory, kind):
             given = (me, directory, KINDS[kind].__name__, descriptor)
             process = programs.start(program, *given, pass_fds=(descriptor,))
             processes.append(process)
-    told = [process.communicate() for process in processes]
-    assert [errors for _, errors in told] == ["", ""]
-    return [out.split() for out, _ in told]
+    outputs = [process.communicate() for process in processes]
+    assert [errors for _, errors in outputs] == ["", ""]
+    return [out.split() for out, _ in outputs]
 
 
 @both

@@ -493,7 +493,7 @@ def test_misuse_raises_error_with_remedy():
     state = lox.wandb.init(5, project="tests", mode="offline", histograms="x")
     with pytest.raises(lox.LoxValueError, match="WandbLogger has a run .* open"):
         lox.wandb.init(5, project="other", mode="offline")
-    with pytest.raises(lox.LoxTypeError, match="steps of its own.*'step'"):
+    with pytest.raises(lox.LoxTypeError, match="already has its steps.*'step'"):
         lox.wandb.log(state, lox.logdict({"x": 1}), step=2)
     with pytest.raises(lox.LoxTypeError, match="needs a `key` inside `jax.jit`"):
         jax.jit(lambda: lox.wandb.init(mode="offline"))()
@@ -647,9 +647,9 @@ def test_url_of_runs_is_printed_once(monkeypatch, capsys):
     logger = offline(group="a group")
     for seed in range(3):
         logger.finish(logger.init(seed))
-    told = capsys.readouterr()
-    assert told.err == "wandb: https://example.com/me/tests/groups/a%20group\n"
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert printed.err == "wandb: https://example.com/me/tests/groups/a%20group\n"
+    assert printed.out == ""
 
 
 def test_missing_package_error_says_what_to_install(monkeypatch):

@@ -221,7 +221,7 @@ def test_reduce_by_key_can_append():
     assert logs_of().reduce("replace")["a"] == 3
     with pytest.warns(lox.LoxWarning, match="'los', but these logs have 'once', 'a'"):
         logs_of().reduce({"los": "max"})
-    with pytest.raises(lox.LoxValueError, match="'avg'; there are mean"):
+    with pytest.raises(lox.LoxValueError, match="'avg'; it must be mean"):
         logs_of().reduce("avg")
 
 

@@ -35,8 +35,8 @@ def fork(work):
 
 
 def last_reported(pipe):
-    told = b""
+    reported = b""
     while more := os.read(pipe, 1 << 16):
-        told += more
+        reported += more
     os.close(pipe)
-    return len(told) // 4
+    return len(reported) // 4

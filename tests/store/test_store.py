@@ -102,12 +102,12 @@ def test_save_accepts_rows_that_are_not_contiguous(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     writer = logger.open(logger._run_info((0, 0)))
 
-    def open_row(arrays):
+    def to_logs(arrays):
         return lox.logdict({"x": arrays[0]})
 
     table = np.arange(12).reshape(2, 2, 3)
     for x in (table[0], table[1], table[0].T.copy().T, table[:, :, ::-1][1]):
-        writer.write_row(open_row, [x])
+        writer.write_row(to_logs, [x])
     writer.close()
     expected = [table[0], table[1], table[0], table[1, :, ::-1]]
     assert (lox.load(tmp_path)["x"] == np.array(expected)).all()
@@ -467,13 +467,13 @@ def test_steps_can_belong_to_some_keys_only(tmp_path):
 def test_bad_input_raises_error_with_remedy(tmp_path):
     with pytest.raises(lox.LoxTypeError, match="`lox.save` takes"):
         lox.save([1], tmp_path)
-    with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; there"):
+    with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; it"):
         lox.save({"x": 1}, tmp_path, mode="r")
     with pytest.raises(lox.LoxTypeError, match="a run's `key` must be"):
         lox.save({"x": 1}, tmp_path, key="name")
     with pytest.raises(lox.StoreError, match="there is no store"):
         lox.load(tmp_path / "nothing")
-    with pytest.raises(lox.LoxTypeError, match="'x' is None, which holds no array"):
+    with pytest.raises(lox.LoxTypeError, match="'x' is None, which contains no array"):
         lox.save({"x": None}, tmp_path / "run")
     huge = np.broadcast_to(np.float32(0), (2**29,))
     with pytest.raises(lox.StoreError, match="a record of x has 2147483648 bytes"):

@@ -123,7 +123,7 @@ def test_argnames_string_does_not_match_its_letters():
         lox.log({"a": x, "c": x})
         return x
 
-    with pytest.warns(lox.LoxWarning, match="'ca'.*there are 'a', 'c'"):
+    with pytest.warns(lox.LoxWarning, match="'ca'.*available: 'a', 'c'"):
         assert lox.spool(f, argnames="ca")(1)[1] == {}
 
 

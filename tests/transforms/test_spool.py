@@ -93,13 +93,13 @@ def test_tags_select_strictly_and_explicit_events_need_selection():
     assert keys(tags="metric") == {"loss", "aux"}
     assert keys(tags=["slow", "setup"]) == {"grad", "start"}
     assert keys(tags="debug", argnames="loss") == set()
-    with pytest.warns(lox.LoxWarning, match="`tags` .*'metrc'.*there are 'setup'"):
+    with pytest.warns(lox.LoxWarning, match="`tags` .*'metrc'.*available: 'setup'"):
         assert keys(tags=["metrc"]) == set()
 
 
 def test_argnames_that_match_nothing_warn_at_line_of_user():
     with pytest.warns(
-        lox.LoxWarning, match=r"'lss'.*there are 'start', 'loss'"
+        lox.LoxWarning, match=r"'lss'.*available: 'start', 'loss'"
     ) as seen:
         lox.spool(train, argnames=["lss", "loss"])(XS)
     assert seen[0].filename == __file__
@@ -250,7 +250,7 @@ def test_bad_option_raises_before_the_call(transform, options, error, message):
 
 
 def test_unknown_reduction_error_lists_known_ones():
-    with pytest.raises(lox.LoxValueError, match="'median'; there are mean"):
+    with pytest.raises(lox.LoxValueError, match="'median'; it must be mean"):
         lox.spool(train, reduce="median")
     with pytest.raises(lox.LoxValueError, match="'median'"):
         lox.spool(train, reduce={"loss": "median"})

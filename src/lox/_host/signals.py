@@ -103,9 +103,9 @@ def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> 
         call: calls a program, or delivers an eager event.
         eager: whether handlers are deferred during the whole call, not only during
             callbacks.
-        is_done: whether the program of that result has ended. While it continues in one
-            of XLA's threads, the wrapped handlers stay installed, to notice a request
-            to end the process.
+        is_done: whether the program that returned a result has ended. While it
+            continues in one of XLA's threads, the wrapped handlers stay installed, to
+            notice a request to end the process.
     """
     global _calls, _eager
     if not in_main_thread():
@@ -168,7 +168,7 @@ _GRACE, _INTERVAL = 0.2, 0.05
 _lock = threading.RLock()
 # the arrival times of the signals that the main thread has not handled yet
 _arrived: dict[int, float] = {}
-# by signal: what its handler raised when another thread ran it
+# by signal: the exception that its handler raised in another thread
 _run_elsewhere: dict[int, BaseException | None] = {}
 
 

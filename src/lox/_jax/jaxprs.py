@@ -141,7 +141,7 @@ def without_forwarded(
         outputs: the first output that may be dropped.
 
     Returns:
-        The smaller jaxpr, and the inputs that the dropped outputs are, by position.
+        The smaller jaxpr, and the index of the input for each dropped output.
     """
     jaxpr = closed.jaxpr
     position = {var: i for i, var in enumerate(jaxpr.invars) if i >= inputs}

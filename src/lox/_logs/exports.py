@@ -185,10 +185,10 @@ def plot(logs: "logdict", keys: Sequence[str], x: str | None) -> Any:
     if keys:
         selected.sort(key=lambda column: keys.index(column.key))
     if missing or not selected:
-        asked = ", ".join(map(repr, missing or keys)) or "nothing"
+        requested = ", ".join(map(repr, missing or keys)) or "nothing"
         raise LoxValueError(
-            f"`plot` draws scalar keys that have a time axis; it cannot draw {asked}. "
-            f"These logs have {', '.join(map(repr, logs)) or 'no keys'}."
+            "`plot` draws scalar keys that have a time axis; it cannot draw "
+            f"{requested}. These logs have {', '.join(map(repr, logs)) or 'no keys'}."
         )
     figure = module.Figure(figsize=(7, 2.4 * len(selected)), layout="constrained")
     panels = figure.subplots(len(selected), 1, squeeze=False)[:, 0]

@@ -2,8 +2,8 @@
 
 A transformed function has one internal `jax.jit`, cached by the identity of the user's
 function and by the options of the transformation. An eager call therefore costs as much
-as a jitted one, and writing `lox.spool(f)` anew at each call neither traces nor
-compiles again.
+as a jitted one, and a new `lox.spool(f)` at each call neither traces nor compiles
+again.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The surroundings in which a transformed function is called.
+    """The context in which a transformed function is called.
 
     Attributes:
         outermost: whether the call is inside no other transformation.
@@ -191,9 +191,9 @@ class Compiled:
             if "static arguments" not in str(error):
                 raise
             raise LoxTypeError(
-                f"{getattr(user_fun, '__name__', user_fun)} has static arguments of "
-                "its own, which lox traces: name them to lox too, with "
-                "`static_argnums` or `static_argnames`."
+                f"{getattr(user_fun, '__name__', user_fun)} has static arguments, "
+                "which lox would trace: pass `static_argnums` or `static_argnames` to "
+                "lox too."
             ) from error
         trace = traces[-1]()
         if trace is not None:  # then something still holds a tracer of it
@@ -332,8 +332,8 @@ class Forms:
 def cached_forms(fun: Any, options: Any, make: Callable[[Any, Any], Forms]) -> Forms:
     """`make(fun, options)`, or the cached forms.
 
-    This is on the path of every call of a transformation that is written anew each
-    time, so it takes the options as they were given, and checks nothing.
+    If the transformation is applied at each call, as in `lox.spool(f)(x)`, each call
+    goes through here. So the options are used as given, without checks.
     """
     found: Forms | None = _forms.find(fun, options)
     if found is None:
