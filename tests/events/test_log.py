@@ -245,14 +245,14 @@ def two_logs(first, second, first_steps=None, second_steps=None, **options):
         ),
     ],
 )
-def test_key_logged_in_two_ways_names_both_lines(f, error, message):
+def test_error_about_key_logged_in_two_ways_names_both_lines(f, error, message):
     with pytest.raises(lox.LoxError, match=f"'k' .*{message}") as caught:
         lox.spool(f)(1.0)
     assert isinstance(caught.value, error)
     assert str(caught.value).count("test_log.py:") == 2
 
 
-def test_key_that_differs_between_branches_names_both_lines():
+def test_error_about_key_that_differs_between_branches_names_both_lines():
     def f(x):
         return jax.lax.cond(
             x > 0,

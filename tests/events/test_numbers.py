@@ -399,7 +399,7 @@ def test_cast_is_exact_if_and_only_if_it_keeps_every_value(source, target):
         assert is_exact(jnp.dtype(source), target) == bool(kept.all())
 
 
-def test_summary_of_many_numbers_decides_like_all_of_them():
+def test_merged_numbers_fit_dtype_if_and_only_if_all_of_them_do():
     source = Source("here", 1)
     numbers = [3, -129, 2**24 + 1, 2**30, 0.1, 70000.0, 1e-30, 255, 16777216]
     dtypes = [

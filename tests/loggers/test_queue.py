@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class SlowLogger(MemoryLogger):
-    """A client that waits until it may go on."""
+    """A client that waits until the test lets it continue."""
 
     background = True
 

@@ -66,7 +66,7 @@ class Written:
 
 
 def records(path):
-    """W&B's file: its own head of seven bytes, then LevelDB's log format."""
+    """The records of W&B's file: a header of seven bytes, then LevelDB's log format."""
     data, at, parts = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -447,7 +447,7 @@ def test_init_under_vmap_sets_config_per_lane():
     assert found == [{"lr": lr, "name": "adam"} for lr in (0.1, 0.25)]
 
 
-def test_state_can_be_passed_to_jit_compiled_for_another():
+def test_state_can_be_passed_to_jit_compiled_for_another_state():
     traces = []
 
     @jax.jit
@@ -473,7 +473,7 @@ def test_state_can_be_passed_to_jit_compiled_for_another():
         assert run.config == {"i": i} and run.run.project == f"project{i}"
 
 
-def test_states_of_vmapped_init_take_values_per_lane():
+def test_states_of_vmapped_init_accept_values_per_lane():
     for project in ("first", "second"):
         keys = jax.random.split(jax.random.key(len(project)), 3)
         states = jax.vmap(
@@ -607,7 +607,7 @@ def test_logger_never_prompts_for_api_key():
     assert logs["x"].tolist() == logs.step["x"].tolist() == [0, 1, 2]
 
 
-def test_unreachable_server_is_waited_for_once():
+def test_logger_waits_once_for_unreachable_server():
     run = python(
         """
         import jax, wandb, lox.wandb

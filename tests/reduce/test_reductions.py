@@ -121,7 +121,7 @@ def test_prng_keys_have_first_and_last_but_no_sum():
         lox.spool(f)(keys)[1].reduce("mean")
 
 
-def test_reduction_of_trees_and_python_numbers():
+def test_reduction_supports_trees_and_python_numbers():
     xs = {"a": jnp.arange(4.0), "b": (jnp.ones((4, 2)),)}
     logs = reduced(xs, "sum")
     assert logs["x"]["a"] == 6 and logs["x"]["b"][0].tolist() == [4, 4]
@@ -194,7 +194,7 @@ def test_reduce_option_applies_to_all_keys_by_key_or_per_call():
     assert lox.spool(f, reduce="replace")(xs)[1] == lox.spool(f, reduce="last")(xs)[1]
 
 
-def test_key_reduced_in_two_ways_names_both_lines():
+def test_error_about_key_reduced_in_two_ways_names_both_lines():
     def f(x):
         lox.log({"x": x})
         lox.log({"x": x}, reduce="mean")

@@ -14,7 +14,7 @@ def in_a_process(function, *arguments, before=()):
 
 
 def without_fsync():
-    """Skips `fsync`: a killed process loses nothing that the system has."""
+    """Skips `fsync`, which is not needed to survive a killed process."""
     os.fsync = lambda descriptor: None
 
 

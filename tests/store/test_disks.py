@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or gone: reported, and nothing before is lost."""
+"""Disks that are full, read-only or removed: reported, and no earlier row is lost."""
 
 import contextlib
 import os

@@ -146,7 +146,7 @@ def test_writer_numbers_are_not_reused(tmp_path):
 @pytest.mark.parametrize("removed", ["run", "run/writer-0000"])
 @pytest.mark.parametrize("first", ["old", "new"])
 def test_recreated_directory_is_not_shared(tmp_path, removed, first):
-    """Somebody deletes a run without rows, and another writer takes its place."""
+    """A run without rows is deleted, and another writer takes its place."""
     old = Writer(create_run(tmp_path / "run", "x"))
     shutil.rmtree(tmp_path / removed)
     new = Writer(create_run(tmp_path / "run", "a"))

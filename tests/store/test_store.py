@@ -368,7 +368,7 @@ def test_load_returns_numbers_of_several_dtypes_exactly(tmp_path):
         lox.load(tmp_path / "run")
 
 
-def test_load_returns_8_and_16_bit_floats_beside_other_dtypes(tmp_path):
+def test_load_joins_8_and_16_bit_floats_with_other_dtypes(tmp_path):
     for i, dtype in enumerate((ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)):
         for x in (np.array(np.nan, dtype), np.array(0.5, dtype), np.int32(3)):
             lox.save({"x": x}, tmp_path / str(i))
@@ -412,7 +412,7 @@ def test_save_that_fails_during_another_does_not_affect_later_ones():
     assert done == [1, 3, 4]
 
 
-def test_large_seed_is_its_own_run_key(tmp_path):
+def test_large_seed_identifies_its_own_run(tmp_path):
     for key in (2**40, np.uint64(2**41), np.array(2**42)):
         lox.save({"x": 1}, tmp_path, key=key)
     assert [run.key[0] for run in lox.runs(tmp_path)] == [2**8, 2**9, 2**10]

@@ -157,7 +157,7 @@ def two_segments(run, count=6):
 def finished_run(store, finish=True):
     """A run of a logger, with two segments; and its writer's directory.
 
-    If it is not to be finished, it is as a killed process would leave it.
+    If it is not finished, it looks like the run of a killed process.
     """
     at_work = store if finish else store / "at work"
     logger = lox.loggers.SaveLogger(at_work)
@@ -173,7 +173,7 @@ def finished_run(store, finish=True):
     return run / "writer-0000"
 
 
-# --- files of strangers ----------------------------------------------------
+# --- untrusted files -------------------------------------------------------
 
 
 def changed(run, change):

@@ -1,4 +1,4 @@
-"""Streams of random programs give what NumPy computes from a plain Python run."""
+"""Streams of random programs return what NumPy computes from a plain Python run."""
 
 import os
 

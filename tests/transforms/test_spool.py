@@ -55,7 +55,7 @@ def test_spool_adds_time_axis_to_keys_logged_repeatedly():
     assert list(logs) == ["once", "v", "twice", "loop", "one"]
 
 
-def test_spool_gives_steps_the_time_axis_of_their_key():
+def test_spool_steps_have_time_axis_of_their_key():
     _, logs = lox.spool(train)(XS)
     assert logs.step["loss"].tolist() == [0, 1, 2, 3]
     assert logs.step["loss"].shape == logs["loss"].shape
@@ -126,7 +126,7 @@ def test_prefixes_are_kept_in_scan():
 # --- nesting -----------------------------------------------------------------
 
 
-def test_transformation_consumes_what_it_selects():
+def test_transformation_consumes_events_it_selects():
     def outer(xs):
         return lox.spool(train, tags="metric")(xs)[0]
 
@@ -339,7 +339,7 @@ def test_spool_raises_no_warnings():
         lox.spool(train)(np.arange(4.0, dtype=np.float32))
 
 
-# --- options of others, and guards -------------------------------------------
+# --- options of other transformations, and transfer guards -------------------
 
 
 @pytest.mark.parametrize(

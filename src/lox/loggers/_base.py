@@ -264,8 +264,9 @@ class Logger:
         if not isinstance(state, LoggerState):
             raise LoxTypeError(
                 "a logger needs the state that its `init` returned, not "
-                f"{state!r:.80}: `state = logger.init(key)`, then `logger.tap(f, state)`, "
-                "`logger.log(state, logs)` or `logger.finish(state)`."
+                f"{state!r:.80}: `state = logger.init(key)`, and then "
+                "`logger.tap(f, state)`, `logger.log(state, logs)` or "
+                "`logger.finish(state)`."
             )
         kind, _, _ = state.logger.partition(" ")
         mine, _, _ = self._kind.partition(" ")
