@@ -51,7 +51,7 @@ class HostSink:
         deliver = self._deliverer(event)
         stoppable = event.route.devices == 1
         self.unstoppable |= not stoppable
-        waiting = signals.waiting
+        deferred = signals.deferred
         interrupts.used = True
 
         def receive(*operands: Any) -> tuple[()]:
@@ -59,8 +59,8 @@ class HostSink:
                 interrupts.stop()
             interrupt = deliver(operands)
             if signals.in_main_thread():
-                if waiting:
-                    interrupt = signals.run_waiting() or interrupt
+                if deferred:
+                    interrupt = signals.run_deferred() or interrupt
             elif stoppable and signals.run_unhandled():
                 interrupts.stop()
             if interrupt is not None:

@@ -77,9 +77,9 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 
     # the source locations show whether a rule calls its own function (see
     # `recomputation`)
-    fun = jax.custom_jvp(rule_sources.placed_like(call, old))
+    fun = jax.custom_jvp(rule_sources.with_source_location_of(call, old))
     fun.defjvp(
-        rule_sources.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]),
+        rule_sources.with_source_location_of(jvp, eqn.params["jvp_jaxpr_fun"]),
         symbolic_zeros=True,
     )
     return tree.unflatten(fun(*leaves, *args))

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
     Attributes:
         interval: the interval; 1 for every event.
-        step: whose step a reduced row has, that of the "first" or the "last" event;
+        step: which event's step a reduced row has, that of the "first" or the "last";
             None without a reduction.
         window: the number of events per reduced row; None for all.
         size: the size of the buffer; None without one.

@@ -34,7 +34,7 @@ from .arguments import (
 from .cache import FunctionCache
 from .results import MixedResult, check_runs_now, is_array_result, runs_later
 
-# whether a call is inside no other transformation, neither of lox nor of JAX
+# whether no other transformation, of lox or of JAX, encloses a call
 is_outermost = tracing.at_top_level
 
 # Evaluates a traced function: from its closed jaxpr and flat arguments to its flat
@@ -47,7 +47,7 @@ class Form:
     """The context in which a transformed function is called.
 
     Attributes:
-        outermost: whether the call is inside no other transformation.
+        outermost: whether no other transformation encloses the call.
         numbers: whether Python numbers are traced, as `jax.jit` does.
     """
 
@@ -306,7 +306,7 @@ class Forms:
             key: the transformation and its options.
             evaluate: `Evaluate`, with the form as the last argument.
             static: the static arguments.
-            outermost: the form of calls that are inside no other transformation.
+            outermost: the form of calls that no other transformation encloses.
         """
 
         def form(where: Form) -> Compiled:

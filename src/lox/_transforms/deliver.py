@@ -51,7 +51,7 @@ def deliver(
         closed: the program.
         args: its arguments.
         options: which events to deliver, and how.
-        outermost: whether the call is inside no other transformation.
+        outermost: whether no other transformation encloses the call.
         sink: the destination of the events.
         run: the key data of the run that the events belong to, if any.
 

@@ -270,7 +270,7 @@ class Logger:
             )
         kind, _, _ = state.logger.partition(" ")
         mine, _, _ = self._kind.partition(" ")
-        # a state of a logger that is gone, as after a restart, is valid for another
+        # after a restart, a state whose logger no longer exists fits a new logger
         is_others = kind != mine or state.logger in _alive
         if state.logger not in ("", self._kind) and is_others:
             other = f"another {mine}" if kind == mine else f"{kind}, not to {mine}"

@@ -71,7 +71,7 @@ def _keep_error(sink: HostSink, error: Exception) -> None:
 
 
 class TapSink(HostSink):
-    """Receives events with the words of their run; an error stops no other event."""
+    """Receives events with the words of their run; an error does not stop others."""
 
     def __init__(self, runs: OpenRuns | None) -> None:
         super().__init__()
