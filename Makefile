@@ -29,7 +29,7 @@ $(VENV)/ready: pyproject.toml
 demo: $(VENV)/ready
 	$(BIN)/python examples/spirals.py
 
-# The tests of a file share what they set up, so one worker has them all.
+# The tests of a file share their setup, so one worker runs all of them.
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LIBRARIES:%=--ignore %)
 

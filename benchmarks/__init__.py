@@ -1,1 +1,1 @@
-"""What lox costs, against the same programs written without it."""
+"""The cost of lox, compared with the same programs written without it."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [topic ...]` prints one table; without names, all topics."""
+"""`python -m benchmarks [topic ...]` prints a table; by default, of all topics."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`jax.jit(lox.spool(f))`: the compiled program is the one written by hand."""
+"""`jax.jit(lox.spool(f))`, compared with a program that returns the values by hand."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def figures() -> Iterator[Figure]:
         count = len(instructions(spooled, pair.argument))
         count_by_hand = len(instructions(pair.by_hand, pair.argument))
         yield Figure(
-            f"jit(spool(f)) / by hand, instructions: {pair.name}",
+            f"jit(spool(f)) / hand-written, instructions: {pair.name}",
             count / count_by_hand,
             1.0,
         )
@@ -39,7 +39,7 @@ def _runs(fun, x):
 
 
 def _check(spooled, pair: Pair) -> None:
-    """Two programs are worth comparing only if they give the same."""
+    """Checks that both programs return the same values."""
     result, logs = jax.jit(spooled)(pair.argument)
     expected, expected_logs = jax.jit(pair.by_hand)(pair.argument)
     np.testing.assert_allclose(result, expected, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""A second call of `lox.spool(f)`, outside any `jit`: what is not traced again."""
+"""Repeated eager calls of `lox.spool(f)`, which are not traced again."""
 
 from collections.abc import Iterator
 
@@ -16,12 +16,14 @@ def figures() -> Iterator[Figure]:
     xs = jnp.linspace(0.0, 1.0, 10)
     spooled = lox.spool(scan)
     jitted = jax.jit(scan_by_hand)
-    kept, anew, by_hand = best_times(
+    reused, recreated, by_hand = best_times(
         lambda: spooled(xs)[0].block_until_ready(),
         lambda: lox.spool(scan)(xs)[0].block_until_ready(),
         lambda: jitted(xs)[0].block_until_ready(),
         calls=500,
         rounds=25,
     )
-    yield Figure("eager `spool(f)(x)` / jit by hand", kept / by_hand, 1.3)
-    yield Figure("  `spool(f)` written anew at each call", anew / by_hand, 1.3)
+    yield Figure(
+        "eager `spool(f)(x)` / hand-written `jit(f)(x)`", reused / by_hand, 1.3
+    )
+    yield Figure("  with a new `spool(f)` at each call", recreated / by_hand, 1.3)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """A ratio (or a count), and the most that it may be; None if nobody promised."""
+    """A ratio or a count, and its maximum; None if there is no goal."""
 
     what: str
     value: float
@@ -20,4 +20,4 @@ class Figure(NamedTuple):
         return f"{row} {self.goal:>7.{digits}f}  {met}"
 
 
-HEADER = f"{'what':<68} {'is':>7} {'goal':>7}  met"
+HEADER = f"{'figure':<68} {'value':>7} {'goal':>7}  met"

@@ -1,4 +1,4 @@
-"""Optimised programs, to be counted and compared."""
+"""The instructions of compiled programs, to count and compare them."""
 
 import re
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import jax
 
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?[\w.\-]+ = ")
-# where an instruction comes from is not what it does
+# the origin of an instruction, which does not affect what it does
 _ORIGIN = re.compile(r",? (metadata|stack_frame_id|origin)=(\{[^}]*\}|\d+)")
 _NAME = re.compile(r"%[\w.\-]+")
 
 
 def instructions(fun: Any, *args: Any) -> list[str]:
-    """The instructions of the compiled `fun`, with names that only count.
+    """The instructions of the compiled `fun`, with names replaced by numbers.
 
-    Two programs that do the same in the same order give equal lists.
+    Two programs that do the same in the same order have equal lists.
     """
     names: dict[str, str] = {}
 

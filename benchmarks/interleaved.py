@@ -1,4 +1,4 @@
-"""Times that can be compared on a machine that others use too."""
+"""Interleaved timing: ratios of times that are valid on a busy machine."""
 
 import gc
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 Contender = Callable[[], Any]
 
-# What a ratio of two equal times may come out as, in spite of all this.
+# The remaining relative error of a ratio of two times.
 NOISE = 0.05
 
 
@@ -17,10 +17,10 @@ def best_times(
     rounds: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """The least time that one call of each contender took, in seconds.
+    """The shortest time of a call of each contender, in seconds.
 
-    Every round calls each contender, so that a slow moment hits all of them, and the
-    order turns round, so that none always follows the same other one.
+    Every round calls each contender, so that a slow moment affects all of them. The
+    order is reversed after each round, so that none always follows the same other one.
     """
     for contender in contenders:
         contender()

@@ -1,4 +1,4 @@
-"""`tap` and loggers under `vmap`: one call of the host an event, for all lanes."""
+"""`tap` and loggers under `vmap`: one host call per event, for all lanes."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ _LANES, _EVENTS = 64, 100
 def figures() -> Iterator[Figure]:
     tapped = lox.tap(_logs, callback=_ignore)
     yield Figure(
-        f"host calls an event, vmap(tap(f)) over {_LANES} lanes",
+        f"host calls per event, vmap(tap(f)) over {_LANES} lanes",
         _host_calls(jax.jit(jax.vmap(tapped))) / _EVENTS,
         1,
     )
     yield Figure(
-        f"host calls an event, tap(vmap(f)) over {_LANES} lanes",
+        f"host calls per event, tap(vmap(f)) over {_LANES} lanes",
         _host_calls(lox.tap(jax.vmap(_logs), callback=_ignore)) / _EVENTS,
         1,
     )
@@ -37,7 +37,9 @@ def figures() -> Iterator[Figure]:
         calls = _host_calls(lambda xs: saved(states, xs))
         logger.finish(states)
     yield Figure(
-        f"host calls an event, `SaveLogger.tap` over {_LANES} lanes", calls / _EVENTS, 1
+        f"host calls per event, `SaveLogger.tap` over {_LANES} lanes",
+        calls / _EVENTS,
+        1,
     )
 
 

@@ -1,4 +1,4 @@
-"""Programs of other libraries, against the same values threaded by hand."""
+"""Programs of other libraries, compared with returning the same values by hand."""
 
 import importlib.util
 import sys
@@ -19,7 +19,7 @@ from .interleaved import best_times
 Program = Callable[[Any], Any]
 
 _CHAINS, _SAMPLES, _ITERATIONS = 4, 200, 30
-_KEPT = ("sample", "accept")  # what is threaded by hand
+_KEPT = ("sample", "accept")  # the values that the hand-written program returns
 
 
 def figures() -> Iterator[Figure]:
@@ -49,7 +49,7 @@ def _sampler() -> Iterator[Figure]:
 
 
 def _chains(logs: bool) -> Program:
-    """All chains; without logs, the samples come out by hand."""
+    """All chains; without logs, they return the samples by hand."""
     import blackjax
 
     data = jax.random.normal(jax.random.key(1), (50,))
@@ -93,7 +93,7 @@ def _solver() -> Iterator[Figure]:
 
 
 def _solve(logs: bool) -> Program:
-    """The solver; nothing of its objective can come out by hand."""
+    """The solver; without logs, no value of its objective can be returned."""
     import jaxopt
 
     matrix = jax.random.normal(jax.random.key(1), (20, 10))
@@ -111,7 +111,7 @@ def _solve(logs: bool) -> Program:
     return run
 
 
-# --- what both have in common ------------------------------------------------
+# --- comparison --------------------------------------------------------------
 
 
 def _compared(
@@ -127,10 +127,10 @@ def _compared(
     ]
     base, *times = best_times(*runs, rounds=rounds)
     for (name, (_, goal)), spent in zip(ways.items(), times, strict=True):
-        yield Figure(f"{what}: {name} / by hand", spent / base, goal)
+        yield Figure(f"{what}: {name} / hand-written", spent / base, goal)
     base, *times = _tracing_times(makes, argument)
     for name, spent in zip(ways, times, strict=True):
-        yield Figure(f"  tracing {name} / by hand", spent / base, 1.3)
+        yield Figure(f"  tracing {name} / hand-written", spent / base, 1.3)
     jax.clear_caches()
 
 
@@ -145,11 +145,11 @@ def _running(compiled: Any, argument: Any) -> Callable[[], Any]:
 def _tracing_times(
     makes: Sequence[Callable[[], Program]], argument: Any, rounds: int = 6
 ) -> list[float]:
-    """The least time of the processor that a first trace of each takes."""
+    """The shortest processor time of a first trace of each program."""
     times = [float("inf")] * len(makes)
     for _ in range(rounds):
         for i, make in enumerate(makes):
-            jax.clear_caches()  # in which libraries' own functions are, too
+            jax.clear_caches()  # they also contain functions of the libraries
             program = jax.jit(make())
             start = time.process_time()
             program.trace(argument)

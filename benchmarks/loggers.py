@@ -1,4 +1,4 @@
-"""Loggers: what one row costs the program, and what a call of it costs."""
+"""Loggers: the cost per row, and per call of a program that logs."""
 
 import contextlib
 import tempfile
@@ -16,12 +16,12 @@ from .figure import Figure
 from .interleaved import best_times
 
 _EVENTS = 10_000
-_DEBUG_EVENTS = 1_000  # each takes so long that fewer will do
+_DEBUG_EVENTS = 1_000  # fewer, because each takes much longer
 _GOAL = 0.15
 
 
 class _Nothing(lox.loggers.Logger):
-    """A backend that does nothing: what is left is lox's own."""
+    """A backend that does nothing, to measure the cost of lox itself."""
 
     def open(self, run: Any) -> None: ...
 
@@ -40,8 +40,8 @@ def figures() -> Iterator[Figure]:
 
 def _rows() -> Iterator[Figure]:
     loggers = {
-        "that does nothing": _Nothing(),
-        "that does nothing, from a queue": _Queued(),
+        "empty logger": _Nothing(),
+        "empty logger with a queue": _Queued(),
         "`SaveLogger`": lox.loggers.SaveLogger("saved"),
         "`JSONLinesLogger`": lox.loggers.JSONLinesLogger("lines"),
     }
@@ -55,14 +55,14 @@ def _rows() -> Iterator[Figure]:
     )
     for name, time in zip(loggers, times, strict=True):
         yield Figure(
-            f"a row by a logger {name} / `jax.debug.callback`",
+            f"{name}, one row / `jax.debug.callback`",
             time / _EVENTS / (debug_time / _DEBUG_EVENTS),
             None if "Lines" in name else _GOAL,
         )
 
 
 def _calls() -> Iterator[Figure]:
-    """Programs that a Python loop calls, with one event each."""
+    """Programs with one event, called in a Python loop."""
     logger = _Nothing()
     tapped = lox.tap(_step, callback=lambda logs: None)
     logged = logger.tap(_step, logger.init(0))
@@ -88,7 +88,7 @@ def _calls() -> Iterator[Figure]:
         '`jit(f)(x)`, under `set_default("silent")`',
     )
     for name, time in zip(names, times, strict=True):
-        yield Figure(f"{name} / with `jax.debug.callback`", time / debug_time)
+        yield Figure(f"{name} / `jax.debug.callback`", time / debug_time)
 
 
 def _logs(xs: Any) -> Any:

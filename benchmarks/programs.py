@@ -1,4 +1,4 @@
-"""Programs that log, each beside the same program with its logs threaded by hand."""
+"""Programs that log, each with a hand-written version that returns the values."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Log = Callable[[dict[str, Any]], Any]
 
 
 def no_log(metrics: dict[str, Any]) -> None:
-    """In place of `lox.log`, gives the program without logs."""
+    """A replacement of `lox.log` for the program without logs."""
     del metrics
 
 
@@ -115,7 +115,7 @@ def lanes(xs: Any, log: Log = lox.log) -> Any:
 
 
 def lanes_by_hand(xs: Any) -> Any:
-    # the time axis first, as `spool(vmap(f))` has it
+    # the time axis first, as in `spool(vmap(f))`
     return jax.vmap(scan_by_hand, out_axes=(0, 1))(xs)
 
 
@@ -132,16 +132,16 @@ def derivative_by_hand(xs: Any) -> Any:
 
 # --- many equations ------------------------------------------------------------------
 
-_EQUATIONS_A_LOG = 100
+_EQUATIONS_PER_LOG = 100
 
 
 def long(equations: int) -> Any:
-    """A new function of that many equations, which logs a key every hundred."""
+    """A new function of that many equations, which logs every hundredth value."""
 
     def fun(x: Any) -> Any:
         for i in range(equations):
             x = lax.mul(x, x) if i % 2 else lax.sin(x)
-            if i % _EQUATIONS_A_LOG == 0:
+            if i % _EQUATIONS_PER_LOG == 0:
                 lox.log({f"x{i}": x})
         return x
 
@@ -153,7 +153,7 @@ def long_by_hand(equations: int) -> Any:
         logs = {}
         for i in range(equations):
             x = lax.mul(x, x) if i % 2 else lax.sin(x)
-            if i % _EQUATIONS_A_LOG == 0:
+            if i % _EQUATIONS_PER_LOG == 0:
                 logs[f"x{i}"] = x
         return x, logs
 
@@ -165,7 +165,7 @@ def long_by_hand(equations: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A program that logs, the same by hand, and an argument for both."""
+    """A program that logs, its hand-written version, and an argument for both."""
 
     name: str
     logged: Any

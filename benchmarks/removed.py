@@ -1,4 +1,4 @@
-"""`jax.jit(lox.nolog(f))`: the compiled program is the one that never logged."""
+"""`jax.jit(lox.nolog(f))`, compared with the program without logs."""
 
 import difflib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def figures() -> Iterator[Figure]:
         removed = instructions(lox.nolog(pair.logged), pair.argument)
         plain = instructions(partial(pair.logged, log=no_log), pair.argument)
         yield Figure(
-            f"jit(nolog(f)) / never logged, instructions: {pair.name}",
+            f"jit(nolog(f)) / without logs, instructions: {pair.name}",
             len(removed) / len(plain),
             1.0,
         )

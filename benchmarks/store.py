@@ -1,4 +1,4 @@
-"""The store: appending rows, and loading them, against NumPy's bare files."""
+"""The store: appending and loading rows, compared with plain NumPy files."""
 
 import pathlib
 import tempfile
@@ -18,10 +18,10 @@ from .figure import Figure
 from .interleaved import best_times
 
 _BATCH = 100
-_KEYS = "abcde"  # and a step
+_KEYS = "abcde"  # each row also has a step
 _SCALARS = 10_000_000
 _EVENTS = 100_000
-_ROOM = 1_000
+_BUFFER_SIZE = 1_000
 
 
 def figures() -> Iterator[Figure]:
@@ -82,11 +82,11 @@ def _ignore(logs: lox.logdict) -> None:
 def _logger(directory: pathlib.Path) -> Iterator[Figure]:
     xs = jnp.arange(1.0 * _EVENTS)
     logger = lox.loggers.SaveLogger(directory / "logger")
-    saved = logger.tap(_logs, logger.init(0), buffer=_ROOM)
-    bare = lox.tap(_logs, _ignore, buffer=_ROOM)
+    saved = logger.tap(_logs, logger.init(0), buffer=_BUFFER_SIZE)
+    bare = lox.tap(_logs, _ignore, buffer=_BUFFER_SIZE)
     time, bare_time = best_times(lambda: saved(xs), lambda: bare(xs), rounds=15)
     yield Figure(
-        f"`SaveLogger.tap(buffer={_ROOM})` / bare `tap`, one event",
+        f"`SaveLogger.tap(buffer={_BUFFER_SIZE})` / `tap` without a logger, one event",
         time / bare_time,
         1.3,
     )

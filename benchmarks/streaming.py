@@ -1,4 +1,4 @@
-"""`lox.tap`: what one event costs on its way to the host."""
+"""`lox.tap`: the cost of delivering an event to the host."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +14,8 @@ from .interleaved import best_times
 
 _EVENTS = 10_000
 _MANY_EVENTS = 100_000
-_ROOM = 1_000
-_DEBUG_EVENTS = 1_000  # each takes so long that fewer will do
+_BUFFER_SIZE = 1_000
+_DEBUG_EVENTS = 1_000  # fewer, because each takes much longer
 _GOAL = 0.06
 _AGGREGATED_GOAL = 0.003
 
@@ -37,7 +37,7 @@ def figures() -> Iterator[Figure]:
     event, unordered_event, several_event = (time / _EVENTS for time in times[:3])
     debug_event, debug_several_event = (time / _DEBUG_EVENTS for time in times[3:])
     yield Figure(
-        "`tap` / `jax.debug.callback`, one event of a scan", event / debug_event, _GOAL
+        "`tap` / `jax.debug.callback`, one event in a scan", event / debug_event, _GOAL
     )
     yield Figure("  with `ordered=False`", unordered_event / debug_event, _GOAL)
     yield Figure("  3 keys and a step", several_event / debug_several_event, _GOAL)
@@ -47,9 +47,12 @@ def figures() -> Iterator[Figure]:
 def _aggregated() -> Iterator[Figure]:
     xs, fewer = jnp.arange(_MANY_EVENTS), jnp.arange(_DEBUG_EVENTS)
     options: dict[str, dict[str, Any]] = {
-        f"buffer={_ROOM}": {"buffer": _ROOM},
-        f'reduce="mean", window={_ROOM}': {"reduce": "mean", "window": _ROOM},
-        f"interval={_ROOM}": {"interval": _ROOM},
+        f"buffer={_BUFFER_SIZE}": {"buffer": _BUFFER_SIZE},
+        f'reduce="mean", window={_BUFFER_SIZE}': {
+            "reduce": "mean",
+            "window": _BUFFER_SIZE,
+        },
+        f"interval={_BUFFER_SIZE}": {"interval": _BUFFER_SIZE},
     }
     tapped = [lox.tap(_logs, callback=_ignore, **given) for given in options.values()]
     debug = jax.jit(_debugs)

@@ -1,7 +1,7 @@
-"""Reductions, intervals and capacity: what is carried instead of rows, and its price.
+"""Reductions, intervals and capacity: memory, and the run time of the carried state.
 
-The programs train a small model, since that is what people log. Beside each stands
-the same with next to nothing in the loop, where every carried number shows.
+The programs train a small model, which is a typical use. The mean is also measured in a
+loop that does almost nothing else, where every carried number matters.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from .interleaved import NOISE, best_times
 
 _SHORT, _LONG = 1_000, 1_000_000
 _STEPS = 20_000
-_ROOM = 20_000
+_CAPACITY = 20_000
 
 
 def figures() -> Iterator[Figure]:
@@ -112,12 +112,12 @@ def _bare_by_hand(xs: Any) -> Any:
 def _means() -> Iterator[Figure]:
     seeds, xs = jnp.arange(_STEPS // 10), jnp.arange(10.0 * _STEPS)
     yield Figure(
-        'run time of `spool(reduce="mean")` / the mean by hand',
+        'run time of `spool(reduce="mean")` / hand-written mean',
         _ratio(lox.spool(_train, reduce="mean"), _train_by_hand, seeds),
         1.1,
     )
     yield Figure(
-        "  in a loop of two operations (by hand, rounding errors add up)",
+        "  in a loop of two operations (hand-written sum is not compensated)",
         _ratio(lox.spool(_bare, reduce="mean"), _bare_by_hand, xs),
     )
 
@@ -149,14 +149,14 @@ def _solve_by_hand(bound: Any) -> Any:
         loss, gradient = _gradient(w, _data(i))
         return i + 1, w - 0.1 * gradient, losses.at[i].set(loss), steps.at[i].set(i)
 
-    rows = jnp.zeros(_ROOM), jnp.zeros(_ROOM, jnp.int32)
+    rows = jnp.zeros(_CAPACITY), jnp.zeros(_CAPACITY, jnp.int32)
     return lax.while_loop(lambda c: c[0] < bound, body, (0, jnp.zeros(32), *rows))
 
 
 def _capacity() -> Iterator[Figure]:
     yield Figure(
-        "`spool(capacity=)` of a `while_loop` / a buffer by hand",
-        _ratio(lox.spool(_solve, capacity=_ROOM), _solve_by_hand, _STEPS // 10),
+        "`spool(capacity=)` of a `while_loop` / hand-written buffer",
+        _ratio(lox.spool(_solve, capacity=_CAPACITY), _solve_by_hand, _STEPS // 10),
         1.1,
     )
 
@@ -191,7 +191,7 @@ def _branch_by_hand(x: Any) -> Any:
 def _branches() -> Iterator[Figure]:
     spooled = lox.spool(_branch)
     yield Figure(
-        "`cond` whose branches log the same keys / by hand, instructions",
+        "`cond` with the same keys / hand-written, instructions",
         len(instructions(spooled, 1.0)) / len(instructions(_branch_by_hand, 1.0)),
         1.0,
     )

@@ -1,4 +1,4 @@
-"""What a first call costs: tracing, lowering and compiling."""
+"""The cost of a first call: tracing, lowering and compiling."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ from .interleaved import best_times
 from .programs import long, long_by_hand
 
 _FEW, _MANY = 300, 10_000
-# A first call is all computing and no waiting, so that time of the processor, which
-# others cannot take away, says the same.
+# A first call computes and does not wait, so it is measured by processor time, which
+# other processes do not affect.
 _CLOCK = time.process_time
 
 
@@ -27,7 +27,7 @@ def figures() -> Iterator[Figure]:
         clock=_CLOCK,
     )
     yield Figure(
-        f"trace, lower and compile spool(f) / by hand, {_FEW} equations",
+        f"trace, lower and compile spool(f) / hand-written, {_FEW} equations",
         compiled / compiled_by_hand,
         1.15,
     )
@@ -37,7 +37,7 @@ def figures() -> Iterator[Figure]:
     yield Figure(f"  the same, {_MANY:,} equations", many / many_by_hand)
     own, own_of_many = few - few_by_hand, many - many_by_hand
     yield Figure(
-        f"lox's own part of trace and lower, an equation of {_MANY:,} / of {_FEW}",
+        f"time that lox adds per equation, {_MANY:,} / {_FEW} equations",
         (own_of_many / _MANY) / (own / _FEW),
         1.3,  # linear; a difference of two times is noisier than either
     )
@@ -54,7 +54,7 @@ def _lowering_times(equations: int, rounds: int) -> list[float]:
 
 
 def _lowered(make: Callable[[int], Any], equations: int) -> Any:
-    # a function that is made anew has been traced by nobody
+    # a new function, which JAX has not traced before
     return jax.jit(make(equations)).lower(jnp.float32(0.5))
 
 

@@ -1,4 +1,4 @@
-"""Trackers: rows through a logger, against the tool's own API called directly."""
+"""Trackers: rows sent by a logger, compared with the tracker's own API."""
 
 import contextlib
 import contextvars
@@ -26,22 +26,22 @@ from .interleaved import NOISE, best_times
 
 _ROWS = 5_000
 _FEW_ROWS = 100
-_ROOM = 1_000
+_BUFFER_SIZE = 1_000
 
 _numbers = itertools.count()
 
 
 def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
-        # which trackio looks at when it is imported
+        # trackio reads it when it is imported
         os.environ["TRACKIO_DIR"] = directory
         yield from _tensorboard(pathlib.Path(directory))
         yield from _trackio()
         yield from _mlflow()
 
 
-def _sends(make: Callable[[], Any], room: int | None) -> Callable[[], None]:
-    """Rows of a program through a logger's `tap`."""
+def _sends(make: Callable[[], Any], buffer: int | None) -> Callable[[], None]:
+    """A function that sends the rows of a program by a logger's `tap`."""
     logger = make()
     steps = jnp.arange(_ROWS)
 
@@ -55,7 +55,7 @@ def _sends(make: Callable[[], Any], room: int | None) -> Callable[[], None]:
     @jax.jit
     def program(key: Any) -> None:
         state = logger.init(key)
-        logger.tap(train, state, buffer=room)()
+        logger.tap(train, state, buffer=buffer)()
         logger.finish(state)
 
     def send() -> None:
@@ -92,10 +92,12 @@ def _tensorboard(directory: pathlib.Path) -> Iterator[Figure]:
         return lox.loggers.TensorBoardLogger(directory / "lox")
 
     row, many, bare = best_times(
-        _sends(logger, None), _sends(logger, _ROOM), direct, rounds=5
+        _sends(logger, None), _sends(logger, _BUFFER_SIZE), direct, rounds=5
     )
-    yield Figure("TensorBoard, a row by a logger / its own writer", row / bare, 1.0)
-    yield Figure(f"  the same with buffers of {_ROOM:,}", many / bare, 1.0)
+    yield Figure(
+        "TensorBoard, one row by the logger / by its own writer", row / bare, 1.0
+    )
+    yield Figure(f"  the same with buffers of {_BUFFER_SIZE:,}", many / bare, 1.0)
 
 
 def _trackio() -> Iterator[Figure]:
@@ -112,11 +114,13 @@ def _trackio() -> Iterator[Figure]:
     def direct() -> None:
         contextvars.Context().run(run)
 
-    sends = _sends(lambda: lox.loggers.TrackioLogger("lox"), _ROOM)
+    sends = _sends(lambda: lox.loggers.TrackioLogger("lox"), _BUFFER_SIZE)
     time, bare = best_times(_quietly(sends), _quietly(direct), rounds=15)
-    # which takes a row at a time from whoever calls it
+    # trackio accepts one row at a time, with or without lox
     ratio = time / bare
-    yield Figure("trackio, a row by a logger / `trackio.log`", ratio, 1.0 + NOISE)
+    yield Figure(
+        "trackio, one row by the logger / by `trackio.log`", ratio, 1.0 + NOISE
+    )
 
 
 def _mlflow() -> Iterator[Figure]:
@@ -135,7 +139,7 @@ def _mlflow() -> Iterator[Figure]:
 
     def batches() -> None:
         run = client.create_run(experiment).info.run_id
-        for part in np.array_split(np.arange(_ROWS), _ROWS // _ROOM):
+        for part in np.array_split(np.arange(_ROWS), _ROWS // _BUFFER_SIZE):
             now = int(time.time() * 1000)
             metrics = [
                 mlflow.entities.Metric("loss", step * 0.5, now, step)
@@ -144,8 +148,10 @@ def _mlflow() -> Iterator[Figure]:
             client.log_batch(run, metrics=metrics)
         client.set_terminated(run)
 
-    sends = _sends(lambda: lox.loggers.MLflowLogger("lox", tracking_uri=uri), _ROOM)
+    sends = _sends(
+        lambda: lox.loggers.MLflowLogger("lox", tracking_uri=uri), _BUFFER_SIZE
+    )
     ours, few, many = best_times(sends, direct, batches, rounds=5)
     row = few * _ROWS / _FEW_ROWS
-    yield Figure("MLflow, a row by a logger / `log_metric`", ours / row, 1.0)
-    yield Figure(f"  / `log_batch` of {_ROOM:,}", ours / many)
+    yield Figure("MLflow, one row by the logger / by `log_metric`", ours / row, 1.0)
+    yield Figure(f"  the same / by `log_batch` of {_BUFFER_SIZE:,}", ours / many)

@@ -41,7 +41,7 @@ BLOCKS = (
     "custom_vjp",
     "map",
 )
-LOOSE = ("while", "fori_dynamic")  # no reverse-mode derivative, no stacking
+UNBOUNDED = ("while", "fori_dynamic")  # no reverse-mode derivative, no stacking
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +67,11 @@ def show(program: Program) -> str:
     return "\n".join(map(str, program))
 
 
-def generate(seed: int, loose: bool = False) -> Program:
-    """A random program; `loose` ones have loops without a static length."""
+def generate(seed: int, unbounded: bool = False) -> Program:
+    """A random program; `unbounded` ones have loops without a static length."""
     rng = random.Random(seed)
     budget = [rng.randint(3, 9)]
-    kinds = BLOCKS + LOOSE if loose else BLOCKS
+    kinds = BLOCKS + UNBOUNDED if unbounded else BLOCKS
 
     def block(depth: int) -> Program:
         return tuple(statement(depth) for _ in range(rng.randint(1, 3)))

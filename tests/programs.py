@@ -63,14 +63,14 @@ def start(
         *arguments: its `sys.argv[1:]`.
         env: its environment.
         stdin, stdout, stderr: descriptors, `PIPE` or `DEVNULL`.
-        new_session: whether it is to have a session of its own, as for a terminal.
-        pass_fds: descriptors that it inherits, by the same numbers.
-        without_lox: whether it is to import lox itself.
-        fresh: whether it is to import JAX and lox itself.
+        new_session: whether it gets its own session, as for a terminal.
+        pass_fds: descriptors that it inherits, with the same numbers.
+        without_lox: whether it starts without lox, which it may import itself.
+        fresh: whether it starts without JAX and lox, which it may import itself.
         before: a command and its arguments that runs Python, which is then fresh.
 
     Returns:
-        What has the attributes and methods of `subprocess.Popen`.
+        An object with the attributes and methods of `subprocess.Popen`.
     """
     program = textwrap.dedent(program)
     given = [str(argument) for argument in arguments]
@@ -100,7 +100,7 @@ def start(
 
 
 def calling(function: Callable[..., object]) -> str:
-    """A program that calls a function of a module of tests with its arguments."""
+    """A program that calls a function of a test module with its `sys.argv[1:]`."""
     return f"""
         import sys
         sys.path.append({str(_ROOT)!r})
@@ -138,9 +138,9 @@ class _Forked:
             mode = "r" if number else "w"
             ours.append(None if mine is None else os.fdopen(mine, mode))
         self.stdin, self.stdout, self.stderr = ours
-        self._status, told = os.pipe()
-        to_close.append(told)
-        _ask(modules, [*theirs, told, *request["pass_fds"]], request)
+        self._status, status_pipe = os.pipe()
+        to_close.append(status_pipe)
+        _ask(modules, [*theirs, status_pipe, *request["pass_fds"]], request)
         for descriptor in to_close:
             os.close(descriptor)
         (self.pid,) = _STATUS.unpack(os.read(self._status, _STATUS.size))
@@ -158,7 +158,7 @@ class _Forked:
         return self.returncode
 
     def communicate(self) -> tuple[str | None, str | None]:
-        """All that it prints, once it has ended."""
+        """Waits for the program, and returns everything that it printed."""
         if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()
@@ -233,7 +233,7 @@ def _ask(modules: tuple[str, ...], descriptors: list[int], request: Any) -> None
 
 
 def _serve(server: socket.socket) -> Any:
-    """Forks for each request; returns in the forks, and when there is no client."""
+    """Forks for each request; returns in each fork, and when the client has ended."""
     waiting: set[int] = set()
     while True:
         header, descriptors, _, _ = socket.recv_fds(server, _LENGTH.size, 64)
@@ -252,16 +252,16 @@ def _serve(server: socket.socket) -> Any:
                 os.close(descriptor)
             continue
         server.close()
-        told = descriptors[3]
+        status_pipe = descriptors[3]
         program = os.fork()
         if not program:
-            os.close(told)
+            os.close(status_pipe)
             return json.loads(text), [*descriptors[:3], *descriptors[4:]]
         for descriptor in descriptors:
-            if descriptor != told:
+            if descriptor != status_pipe:
                 os.close(descriptor)
-        os.write(told, _STATUS.pack(program))
-        os.write(told, _STATUS.pack(os.waitpid(program, 0)[1]))
+        os.write(status_pipe, _STATUS.pack(program))
+        os.write(status_pipe, _STATUS.pack(os.waitpid(program, 0)[1]))
         os._exit(0)
 
 
@@ -270,7 +270,7 @@ def _become(request: Any, descriptors: list[int]) -> tuple[Any, dict[str, Any]]:
     if request["new_session"]:
         os.setsid()
     numbers = [0, 1, 2, *request["pass_fds"]]
-    # first moved above all of them, because one may have the number of another
+    # first moved above all of these numbers, so that none overwrites another
     above = [_duplicate_above(fd, max(numbers)) for fd in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
@@ -302,7 +302,7 @@ if __name__ == "__main__":
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "an import starts threads: programs must be `fresh`"
-    # garbage collections of the forks then do not copy these pages
+    # so that garbage collections in the forks do not copy these pages
     gc.collect()
     gc.freeze()
     found = _serve(socket.socket(fileno=int(sys.argv[1])))

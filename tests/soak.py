@@ -21,7 +21,7 @@ from .streams import test_oracle as test_streams_oracle
 
 CHECKS = (
     ("spool, tap and nolog", False, test_oracle.check),
-    ("unbounded loops", True, test_oracle.check_loose),
+    ("unbounded loops", True, test_oracle.check_unbounded),
     ("streams", None, test_streams_oracle.check),
 )
 
@@ -30,15 +30,15 @@ def main(count: int, first: int) -> int:
     failed = 0
     start = time.perf_counter()
     for seed in range(first, first + count):
-        for name, loose, check in CHECKS:
+        for name, unbounded, check in CHECKS:
             lox.set_default("silent")  # otherwise untransformed programs print
             try:
                 check(seed)
             except Exception:
                 failed += 1
                 print(f"seed {seed}, {name}:")
-                is_loose = seed % 4 > 1 if loose is None else loose
-                print(oracle.show(oracle.generate(seed, loose=is_loose)))
+                is_unbounded = seed % 4 > 1 if unbounded is None else unbounded
+                print(oracle.show(oracle.generate(seed, unbounded=is_unbounded)))
                 traceback.print_exc(limit=-6)
         done = seed - first + 1
         if done % 50 == 0:

@@ -46,7 +46,7 @@ PATHS = dict(modules())
 
 
 def imports(path, name, at_load=False):
-    """The modules that a file imports, with the lines; only when it loads, or ever."""
+    """The modules that a file imports, with lines: on load, or at any time."""
     package = name.split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -231,7 +231,7 @@ def test_access_to_private_attributes_of_logdicts_is_found(code):
 
 
 def loaded_by(module, seen):
-    """All modules that loading one loads, and what they import from elsewhere."""
+    """All modules that a module loads, and their imports from other packages."""
     parents = [module.rpartition(".")[0]] if "." in module else []
     for imported in [*parents, *(name for name, _ in imports_at_load(module))]:
         if imported not in seen:

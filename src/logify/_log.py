@@ -25,8 +25,8 @@ def log(
         reduction: how to reduce multiple values: `"replace"` keeps the last one,
             `"append"` keeps all of them; others are `mean sum min max first last count
             std var`, or a `lox.Reduction`.
-        when: log only if this is true; an array makes every true element of the value
-            an event of its own, as in `lox.log`.
+        when: log only if this is true. With an array, each true element of the value is
+            a separate event, as in `lox.log`.
 
     Example:
         >>> import logify

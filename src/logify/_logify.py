@@ -57,7 +57,7 @@ def logify(
 
     Returns:
         A function with the arguments of `fun` that returns `(result, logs)`;
-        `logs.asdict()` gives the values by name and reduction.
+        `logs.asdict()` returns the values by name and reduction.
 
     Example:
         >>> import logify
@@ -89,7 +89,7 @@ def logify(
         kept = tuple((key, *names[key]) for key in record)
         return outs, Logs(to_logdict(record, "", dropped), kept)
 
-    # without tracing Python numbers: `fun` gets its arguments as they are
+    # Python numbers are not traced: `fun` gets its arguments unchanged
     outermost = Form(outermost=True, numbers=False)
     forms = Forms.of(fun, ("logify", options), evaluate, static, outermost)
     return _Logify(fun, forms, static)

@@ -2,7 +2,7 @@
 
 Write `lox.log({"loss": loss}, step=i)` anywhere in jitted, scanned, vmapped or
 differentiated code, and decide outside what happens to it: `lox.spool` returns the logs
-beside the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
+along with the result, `lox.tap` streams them to a callback, `lox.nolog` removes them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ else:
         return sorted({*globals(), *_MODULE_OF, *_SUBMODULES})
 
     def _prepare_jax(jax: Any) -> None:
-        # the first event may be in a function that JAX or Flax has called by then
+        # the first event may be inside a function that JAX or Flax is already running
         early = _load_module(f"{__name__}._jax.early_patches")
         early.source.load = lambda: _load_module(f"{__name__}._runtime")
 

@@ -1,8 +1,8 @@
 """Arrays and pytrees for code that must not import JAX.
 
-Logs can be read, printed and reduced with NumPy alone. Values that only JAX has (device
-arrays, tracers, typed PRNG keys, registered pytrees) can only be there once somebody
-has imported it, and are recognised from then on.
+Logs can be read, printed and reduced with NumPy alone. Values of JAX's own types
+(device arrays, tracers, typed PRNG keys, registered pytrees) exist only if JAX has been
+imported, and are recognized only then.
 """
 
 import os
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def imported_jax() -> Any:
-    """The `jax` module, or None if nobody has imported it."""
+    """The `jax` module, or None if it has not been imported."""
     return sys.modules.get("jax")
 
 
@@ -23,7 +23,7 @@ def imported_jax() -> Any:
 
 
 def is_array(x: Any) -> bool:
-    """Whether JAX makes an array of `x`."""
+    """Whether JAX treats `x` as an array."""
     numbers = np.ndarray | np.generic | bool | int | float | complex
     return isinstance(x, numbers) or is_jax_array(x) or hasattr(x, "__jax_array__")
 
@@ -53,7 +53,7 @@ def namespace(x: Any) -> Any:
 
 
 def to_numpy(x: Any) -> Any:
-    """NumPy; by an explicit transfer where `jax.transfer_guard` forbids all others."""
+    """Converts to NumPy, explicitly if `jax.transfer_guard` forbids other transfers."""
     jax = imported_jax()
     if jax is None:
         return np.asarray(x)
@@ -67,13 +67,13 @@ def to_numpy(x: Any) -> Any:
 
 
 def is_integer(dtype: Any) -> bool:
-    """Whether a dtype is of whole numbers, `int4` and its like included."""
+    """Whether a dtype is an integer type, including `int4` and similar types."""
     dtype = np.dtype(dtype)
     return dtype.kind in "iu" or (dtype.kind == "V" and _has(ml_dtypes.iinfo, dtype))
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Whether a dtype is of floats or complex numbers, `bfloat16` included."""
+    """Whether a dtype is a float or complex type, including `bfloat16`."""
     dtype = np.dtype(dtype)
     return dtype.kind in "fc" or (dtype.kind == "V" and _has(ml_dtypes.finfo, dtype))
 
@@ -96,15 +96,15 @@ def default_float() -> Any:
     jax = imported_jax()
     if jax is not None:
         return jax.numpy.result_type(float)
-    asked = os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "true", "t", "yes")
-    return np.dtype(np.float64 if asked else np.float32)
+    enabled = os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "true", "t", "yes")
+    return np.dtype(np.float64 if enabled else np.float32)
 
 
 # --- pytrees -----------------------------------------------------------------
 
 
 def flatten(value: Any) -> tuple[list[Any], Any]:
-    """The leaves of a pytree, and its structure, which has `unflatten`."""
+    """The leaves of a pytree, and its structure, which has a method `unflatten`."""
     jax = imported_jax()
     if jax is not None:
         leaves, tree = jax.tree.flatten(value)
@@ -136,11 +136,11 @@ def leaves_with_names(value: Any) -> list[tuple[str, Any]]:
 
 
 class _Leaf(NamedTuple):
-    """The place of a leaf in a structure."""
+    """Marks the position of a leaf in a structure."""
 
 
 class _Structure(NamedTuple):
-    """The structure of a pytree of Python's own containers, without JAX."""
+    """The structure of a pytree of built-in containers, without JAX."""
 
     outline: Any
 
@@ -153,7 +153,7 @@ class _Structure(NamedTuple):
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
-    """The items of a container in JAX's order, with their names; None of a leaf."""
+    """The items of a container in JAX's order, with their names; None for a leaf."""
     if value is None:
         return []
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""Imports at first use, and support for libraries once somebody imports them."""
+"""Imports on first use, and hooks for modules that the user imports."""
 
 import contextlib
 import importlib
@@ -12,11 +12,11 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-# --- modules of lox that are imported at first use ---------------------------
+# --- modules of lox that are imported on first use ---------------------------
 
 _loading = threading.RLock()
 if hasattr(os, "register_at_fork"):
-    # In a forked process, what another thread was importing would stay half imported.
+    # a module that another thread is importing would stay incomplete in the child
     os.register_at_fork(
         before=_loading.acquire,
         after_in_parent=_loading.release,
@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def load(name: str) -> ModuleType:
-    """Imports a module, which nobody can find half imported."""
+    """Imports a module; no other thread sees it partially imported."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
@@ -35,7 +35,7 @@ def load(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Delays signal handlers, which may log, and would find lox half imported."""
+    """Delays signal handlers: one that logs would find lox partially imported."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

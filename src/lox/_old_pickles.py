@@ -1,4 +1,4 @@
-"""Modules that pickled logdicts of lox 0.1.0 name; they hold nothing else."""
+"""Stand-ins for modules that pickled logdicts of lox 0.1.0 refer to."""
 
 import sys
 from types import ModuleType

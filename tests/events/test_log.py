@@ -166,11 +166,11 @@ HERE = r"test_log\.py:\d+"
         (lambda: lox.log({3: 1.0}), TypeError, "the key 3; keys are strings"),
         (lambda: lox.log({"s": "text"}), TypeError, "'text' of type str for 's'.*tags"),
         (lambda: lox.log({"o": object()}), TypeError, "type object for 'o'"),
-        (lambda: lox.log({"n": None}), TypeError, "for 'n', which holds no array"),
+        (lambda: lox.log({"n": None}), TypeError, "for 'n', which contains no array"),
         (
             lambda: lox.log({"n": np.array(["a"])}),
             TypeError,
-            "cannot make an array of 'n'",
+            "cannot convert 'n' to an array",
         ),
         (
             lambda: lox.log({"x": 1}, step=jnp.arange(2)),
@@ -245,14 +245,14 @@ def two_logs(first, second, first_steps=None, second_steps=None, **options):
         ),
     ],
 )
-def test_key_logged_in_two_ways_names_both_lines(f, error, message):
+def test_error_about_key_logged_in_two_ways_names_both_lines(f, error, message):
     with pytest.raises(lox.LoxError, match=f"'k' .*{message}") as caught:
         lox.spool(f)(1.0)
     assert isinstance(caught.value, error)
     assert str(caught.value).count("test_log.py:") == 2
 
 
-def test_key_that_differs_between_branches_names_both_lines():
+def test_error_about_key_that_differs_between_branches_names_both_lines():
     def f(x):
         return jax.lax.cond(
             x > 0,

@@ -11,7 +11,7 @@ from jax import lax
 
 import logify
 import lox
-from lox._jax.numbers import Literal, holds, is_exact, merged, unheld
+from lox._jax.numbers import Literal, first_not_held, holds, is_exact, merged
 from lox._source import Source
 
 
@@ -399,7 +399,7 @@ def test_cast_is_exact_if_and_only_if_it_keeps_every_value(source, target):
         assert is_exact(jnp.dtype(source), target) == bool(kept.all())
 
 
-def test_summary_of_many_numbers_decides_like_all_of_them():
+def test_merged_numbers_fit_dtype_if_and_only_if_all_of_them_do():
     source = Source("here", 1)
     numbers = [3, -129, 2**24 + 1, 2**30, 0.1, 70000.0, 1e-30, 255, 16777216]
     dtypes = [
@@ -410,6 +410,8 @@ def test_summary_of_many_numbers_decides_like_all_of_them():
         literals = [(Literal.of(number, source),) for number in some]
         for dtype in map(np.dtype, dtypes):
             one_by_one = all(holds(dtype, number) for number in some)
-            together = unheld(np.dtype(np.int64), dtype, merged(literals)) is None
+            together = (
+                first_not_held(np.dtype(np.int64), dtype, merged(literals)) is None
+            )
             assert one_by_one == together, (some, dtype)
     assert merged([literals[0], ()]) == ()

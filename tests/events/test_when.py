@@ -32,7 +32,7 @@ def scalar_rows(x):
 
 
 def episodes(x):
-    """Vectorised environments, some of which have finished an episode."""
+    """Vectorized environments, some of which have finished an episode."""
 
     def body(carry, i):
         returns = carry + jnp.arange(6.0).reshape(2, 3) * i
@@ -78,7 +78,7 @@ def test_spool_keeps_rows_where_when_is_true(program, expected, jitted, capacity
     assert read(logs) == rows
 
 
-def test_spool_with_capacity_has_room_for_as_many_rows_only():
+def test_capacity_limits_rows_of_conditional_events():
     shapes = jax.eval_shape(lox.spool(episodes, capacity=5), 1.0)[1]
     assert shapes["return"].shape == (5,)
     assert jax.eval_shape(lox.spool(episodes), 1.0)[1]["return"].shape == (6 * STEPS,)
@@ -183,7 +183,7 @@ def test_when_works_in_derivatives(transform, inner):
     assert "y" not in lox.spool(transform(program))(2.0)[1]
 
 
-def test_when_in_branches_of_a_vmapped_cond():
+def test_when_works_in_branches_of_vmapped_cond():
     def program(x, flag):
         def yes():
             lox.log({"x": jnp.stack([x, x + 1])}, when=jnp.stack([x > 1, x > 2]))
@@ -202,7 +202,7 @@ def test_when_in_branches_of_a_vmapped_cond():
     ]
 
 
-def test_when_in_a_while_loop():
+def test_when_works_in_while_loop():
     def program(x):
         def body(c):
             lox.log({"c": c}, when=c % 2 == 0)
@@ -297,7 +297,7 @@ def test_log_returns_masked_logs_that_can_be_logged_again():
         ),
     ],
 )
-def test_bad_when_is_refused_with_line_and_remedy(call, message):
+def test_invalid_when_raises_error_with_line_and_remedy(call, message):
     with pytest.raises(lox.LoxError, match=message) as error:
         call()
     assert "test_when.py" in str(error.value)

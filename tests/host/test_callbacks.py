@@ -11,7 +11,7 @@ import lox
 from tests.waiting import in_threads, wait_for
 
 
-def test_second_shape_gets_its_own_axes():
+def test_callback_gets_axes_of_each_argument_shape():
     calls = []
 
     def f(x):
@@ -24,7 +24,7 @@ def test_second_shape_gets_its_own_axes():
     assert (calls[1] + calls[1])["x"].shape == (2, 3)
 
 
-def test_first_calls_in_threads_share_one_sink():
+def test_first_calls_in_several_threads_share_one_sink():
     for _ in range(5):
 
         def f(x):

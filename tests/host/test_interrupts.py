@@ -13,8 +13,8 @@ from jax import lax
 import lox
 from tests.waiting import in_threads
 
-# A signal that comes during a program is handled by Python code of a callback, if XLA
-# makes its calls in the main thread; else, the main thread waits for the program.
+# A signal that arrives while a program runs is handled in a callback, if XLA calls
+# callbacks in the main thread. Otherwise, the main thread waits for the program.
 
 ENDLESS = 2**31 - 1
 
@@ -70,7 +70,7 @@ class InterruptedCallback:
     def __init__(self, kind):
         self.interrupt, self.error = INTERRUPTS[kind]
         self.rows = []
-        # whether the thread that called the program makes the calls
+        # whether callbacks run in the thread that called the program
         self.inline = None
         self.stop = False
 
@@ -108,7 +108,7 @@ def test_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
     if jitted and signalled and not callback.inline:
         # the program continues, and so does its logging
         callback.stop = waits = True
-    # the event that it came with is delivered, if the callback did not end it itself
+    # the interrupted event is delivered, unless the callback itself raised
     assert len(callback.rows) >= (101 if signalled else 100)
     if waits:
         with pytest.raises(KeyboardInterrupt, match="to end the test"):
@@ -139,7 +139,7 @@ def test_signal_handlers_are_restored_between_calls(jitted, handlers):
     tapped = jax.jit(tapped) if jitted else tapped
 
     def own(signum, frame):
-        raise AssertionError("nobody sends it")
+        raise AssertionError("no such signal is sent")
 
     for handler in (signal.default_int_handler, own, signal.SIG_IGN, signal.SIG_DFL):
         signal.signal(signal.SIGINT, handler)
@@ -151,7 +151,7 @@ def test_signal_handlers_are_restored_between_calls(jitted, handlers):
 
 def test_signal_handler_set_by_callback_is_kept(handlers):
     def own(signum, frame):
-        raise AssertionError("nobody sends it")
+        raise AssertionError("no such signal is sent")
 
     lox.tap(count_up, lambda logs: signal.signal(signal.SIGINT, own))(0, 3)
     assert signal.getsignal(signal.SIGINT) is own
@@ -198,7 +198,7 @@ def test_second_signal_does_not_wait_for_callback(handlers):
 
 
 def test_program_on_several_devices_continues_to_log_after_interrupt(handlers):
-    """A device that fails would leave the others waiting."""
+    """If one device failed, the others would wait forever."""
     mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = []
 

@@ -298,7 +298,7 @@ def test_save_logger_writes_more_files_than_may_be_open():
         assert found["all"].tolist() == list(range(140)) and len(found) == 141
 
 
-def test_file_closed_and_removed_meanwhile_is_reported(monkeypatch):
+def test_file_removed_while_closed_is_reported(monkeypatch):
     monkeypatch.setattr(lox._store.growing_file, "_max_open", lambda: 1)
     logger = lox.loggers.SaveLogger("store")
     first, second = logger.init(1), logger.init(2)

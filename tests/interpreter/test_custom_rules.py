@@ -200,7 +200,7 @@ def test_python_control_flow_in_eager_rule_works():
     assert seen == [{"x": 3.0}]
 
 
-def test_scan_in_backward_rule_logs_nothing_again():
+def test_scan_in_backward_rule_repeats_no_events():
     def steps(x):
         return lax.scan(lambda c, i: (logged(c, "c") * i, None), x, jnp.arange(1.0, 4))
 
@@ -338,9 +338,7 @@ def same_line_in_a_scan():
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("options", [{}, {"reduce": "sum"}])
-def test_grad_of_spool_gives_values_of_function_where_rule_logs_same_line(
-    make, options
-):
+def test_grad_of_spool_returns_values_of_function_if_rule_logs_same_line(make, options):
     f = make()
     expected = lox.spool(f, **options)(1.5)[1]
     for g in (f, jax.jit(f), lambda x: jax.vmap(f)(x[None])[0]):
@@ -481,7 +479,7 @@ def test_backward_rule_logs_in_loops_and_custom_functions(bwd):
         assert jax.grad(lambda x: lox.spool(f)(x)[0])(3.0) == gradient
 
 
-def test_odeint_backward_pass_logs_nothing_again():
+def test_odeint_backward_pass_repeats_no_events():
     from jax.experimental.ode import odeint
 
     def f(x):

@@ -139,7 +139,7 @@ def test_custom_jvp_logs_in_function_and_rule():
     ]
 
 
-def test_grad_of_spool_gives_logs_of_function_and_prints_nothing():
+def test_grad_of_spool_returns_logs_of_function_and_prints_nothing():
     printed = []
     lox.set_default(printed.append)
     with pytest.warns(lox.LoxWarning, match="'rule'.*only by a derivative rule"):

@@ -1,7 +1,7 @@
-"""What is found out about lanes without batching is what JAX finds by batching.
+"""Inferring which values have lanes, compared with JAX, which finds out by batching.
 
-It may find nothing out, but it must never be wrong. And what it is for: the body of a
-loop that logs is batched once.
+The inference may return "unknown", but it must never be wrong. Thanks to it, the body
+of a loop that logs is batched once.
 """
 
 import functools
@@ -24,7 +24,7 @@ LANES = 3
 
 # --- comparison with JAX ----------------------------------------------------
 
-# The batching rule of this primitive gets the axis, so that it can ask JAX.
+# The batching rule of this primitive gets the axis, which JAX's own functions need.
 compare_p = Primitive("compare")
 compare_p.multiple_results = True
 compare_p.def_abstract_eval(lambda *avals, closed, answers: closed.out_avals)

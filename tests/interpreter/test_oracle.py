@@ -103,9 +103,9 @@ def check_nolog(program, function, events):
     assert len(seen) == len(events)
 
 
-def check_loose(seed: int) -> None:
+def check_unbounded(seed: int) -> None:
     """Loops without a static length can be tapped."""
-    program = oracle.generate(seed, loose=True)
+    program = oracle.generate(seed, unbounded=True)
     function = oracle.function(program)
     check_tap(program, function, oracle.expected(program, X))
     if seed % 2:
@@ -119,4 +119,4 @@ def test_random_program_logs_what_plain_python_logs(seed):
 
 @pytest.mark.parametrize("seed", [10_000 + s for s in SEEDS[::3]])
 def test_random_program_with_unbounded_loops_taps_what_plain_python_logs(seed):
-    check_loose(seed)
+    check_unbounded(seed)

@@ -66,7 +66,7 @@ def test_vmap_supports_named_axes_and_spmd_axes():
         assert spooled(g, jnp.arange(8.0))["x"].tolist() == list(range(8))
 
 
-def test_vmapped_cond_logs_per_lane_the_branch_taken():
+def test_vmapped_cond_logs_taken_branch_of_each_lane():
     xs = jnp.array([1.0, -1.0, 2.0])
     alone = [spooled(branchy, x) for x in xs]
     assert spooled(jax.vmap(branchy), xs).lanes() == alone
@@ -153,7 +153,7 @@ def test_shard_map_adds_device_axis():
     assert sorted(rows(tapped(g, x), "x")) == sorted([0.0] * 8 + sums)
 
 
-def test_shard_map_over_one_or_both_of_two_axes():
+def test_shard_map_logs_over_one_or_both_of_two_axes():
     mesh = mesh_of("i", "j")
     x = jnp.arange(8.0).reshape(4, 2)
 

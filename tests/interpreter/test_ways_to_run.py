@@ -41,7 +41,7 @@ def test_ahead_of_time_compiled_spool_returns_its_logs():
     assert jax.jit(lox.spool(model)).trace(0.5).jaxpr.effects == set()
 
 
-def test_disable_jit_gives_same_logs():
+def test_disable_jit_does_not_change_logs():
     expected = spooled(model, 0.5)
     with jax.disable_jit():
         logs = spooled(model, 0.5)
@@ -208,7 +208,7 @@ def test_jet_logs_events_of_function(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_custom_root_without_logs_in_loop_works():
+def test_custom_root_without_logs_works_in_loop():
     # since JAX 0.12, `custom_root` must be found inside the functions that call it
     @jax.jit
     def root(x):

@@ -1,6 +1,6 @@
-"""Canaries: what of JAX's private side lox relies on, and what its patches are for.
+"""Canaries: the private names of JAX that lox relies on, and what its patches fix.
 
-A failure here says that a version of JAX has moved something, or has mended what lox
+A failure here means that a version of JAX has moved something, or has fixed what lox
 patches. It names the file that has to change.
 """
 
@@ -314,7 +314,7 @@ EXPECTED = {
     "checking_leaks": 1,
 }
 # Programs that JAX runs correctly without patches, with its versions.
-MENDED = {
+FIXED = {
     "checkpoint whose results are not used": lambda: JAX >= (0, 12),
 }
 
@@ -331,12 +331,12 @@ def test_patched_programs_log_every_event_once():
 
 def test_patches_are_all_still_needed():
     counts = run_programs("unpatched")
-    mended = [
+    fixed = [
         name
         for name, count in counts.items()
-        if count == EXPECTED[name] and not (name in MENDED and MENDED[name]())
+        if count == EXPECTED[name] and not (name in FIXED and FIXED[name]())
     ]
-    assert not mended, (
-        f"JAX {jax.__version__} logs {mended} correctly without lox's patches: see "
-        "whether the patch can go, and add the version to `MENDED`."
+    assert not fixed, (
+        f"JAX {jax.__version__} logs {fixed} correctly without lox's patches: check "
+        "whether the patch can go, and add the version to `FIXED`."
     )

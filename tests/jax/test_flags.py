@@ -40,7 +40,7 @@ def flags(request):
 
 
 def with_rules(function=jnp.sin, **options):
-    """A function whose rules log on its line and on lines of their own."""
+    """A function whose rules log on its line and on other lines."""
 
     @jax.custom_vjp
     def f(x):
@@ -242,7 +242,7 @@ def test_flags_let_custom_vjp_with_closed_over_array_log_once(flags):
     assert by_key(tapped(jax.grad(twice(f)), 1.0)) == {"x": [1, 3], "ct": [1, 3]}
 
 
-def test_defvjp_with_logs_of_jax_works_beside_events(flags):
+def test_defvjp_with_logs_of_jax_works_together_with_events(flags):
     if not hasattr(jax.custom_vjp, "defvjp_with_logs"):
         pytest.skip(f"JAX {jax.__version__} has no `defvjp_with_logs`")
 

@@ -1,8 +1,8 @@
 """What a program of a library logs, collected without lox, and comparisons with it.
 
 A program is written once, as a function `make(log)` that returns the program. With
-`lox.log` it is what a user writes, with `quiet` it logs nothing, and a `Recorder` calls
-the host for every event, in program order, by JAX's own ordered callbacks.
+`lox.log` it is what a user writes, with `quiet` it logs nothing, and with a `Recorder`
+it calls the host for every event, in program order, with JAX's own ordered callbacks.
 
 `LOX_LIBRARY_STEPS=10` runs ten times as many steps.
 """
@@ -31,7 +31,7 @@ long = pytest.mark.skipif(_TIMES == 1, reason="runs with `make libraries STEPS=1
 
 
 def scaled(steps: int) -> int:
-    """How many steps to run where the short form has `steps`."""
+    """The number of steps to run; `steps` in the short form."""
     return steps * _TIMES
 
 
@@ -87,7 +87,7 @@ def record_lanes(make: Make, *args: Any, **options: Any) -> list[list[Event]]:
 
 
 def events_of(threaded: dict[str, Any], **steps: Any) -> list[Event]:
-    """Events of values that a program threaded by hand along a leading time axis."""
+    """Events of values that a program returned by hand, with a leading time axis."""
     count = len(jax.tree.leaves(threaded)[0])
     both = jax.tree.map(np.asarray, (threaded, steps))
     return [jax.tree.map(lambda x, i=i: x[i], both) for i in range(count)]
@@ -111,7 +111,7 @@ def assert_bitwise(found: Any, wanted: Any) -> None:
 
 
 def assert_close(found: Any, wanted: Any, rtol: float = 1e-5, at: str = "") -> None:
-    """Trees are the same up to what another compilation of a program may round."""
+    """Asserts that trees are equal up to the rounding of another compilation."""
 
     def compare(found: Any, wanted: Any) -> None:
         found, wanted = np.asarray(found), np.asarray(wanted)
@@ -156,21 +156,21 @@ def _stacked(rows: Any) -> Any:
 
 
 def assert_recorded(events: list[Event], by_hand: list[Event]) -> None:
-    """What was recorded is, key by key, what the program threaded by hand."""
+    """Asserts that recorded events are the values that the program returned by hand."""
     keys = {key for data, _ in by_hand for key in data}
     rows = by_key(events)
     _assert_rows({key: rows[key] for key in keys}, by_key(by_hand), 1e-6)
 
 
 def assert_spooled(logs: lox.logdict, events: list[Event], rtol: float = 1e-5) -> None:
-    """Every row of every key, with its steps, in order."""
+    """Asserts that spooled logs have every row of each key, with steps, in order."""
     _assert_rows(spooled_rows(logs), by_key(events), rtol)
 
 
 def assert_tapped(
     calls: list[lox.logdict], events: list[Event], rtol: float = 1e-5
 ) -> None:
-    """A callback got the events one by one, in program order."""
+    """Asserts that a callback got the events one by one, in program order."""
     assert [set(logs) for logs in calls] == [set(data) for data, _ in events]
     found = [
         (dict(logs), {name: next(iter(of.values())) for name, of in logs.steps.items()})
@@ -182,7 +182,7 @@ def assert_tapped(
 def assert_buffered(
     calls: list[lox.logdict], events: list[Event], rtol: float = 1e-5
 ) -> None:
-    """A callback got every key's events in order, several at a time."""
+    """Asserts that a callback got the events of each key in order, in batches."""
     rows = defaultdict(list)
     for logs in calls:
         for key, of_key in spooled_rows(logs).items():
@@ -220,7 +220,7 @@ def check_logs(
         events: what it logs.
         reduce: the reductions to check, by key.
         capacity: for keys of unbounded loops.
-        rtol: how far values may be off.
+        rtol: the relative tolerance of values.
     """
     logged = make(lox.log)
     plain = jax.jit(make(quiet))(*args)
@@ -285,7 +285,7 @@ def check_gradient(
 def assert_lanes(
     logs: lox.logdict, lanes: list[list[Event]], rtol: float = 1e-5
 ) -> None:
-    """Every lane of spooled logs has the rows that it has alone."""
+    """Asserts that every lane of spooled logs has the rows that it logs alone."""
     for lane, events in zip(logs.lanes(), lanes, strict=True):
         assert_spooled(lane, events, rtol)
 

@@ -98,7 +98,7 @@ def test_filter_custom_vjp_gets_its_flags_unchanged():
 @pytest.mark.parametrize(
     "name", ["RecursiveCheckpointAdjoint", "DirectAdjoint", "BacksolveAdjoint"]
 )
-def test_diffrax_adjoints_log_nothing_again(name):
+def test_diffrax_adjoints_repeat_no_events(name):
     diffrax = pytest.importorskip("diffrax")
 
     def f(x):

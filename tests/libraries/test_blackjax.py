@@ -71,12 +71,12 @@ MODES = {"density": "mean", "position": "mean", "leaps": "sum"}
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Every chain alone."""
+    """The events of each chain, run alone."""
     return record_lanes(sampling, *CHAINS)
 
 
 def samples_of(threaded, chain):
-    """Events of what a chain threaded by hand."""
+    """Events of the values that a chain returned by hand."""
     steps = np.arange(SAMPLES)
     return events_of(threaded, step=steps, lane=np.full(SAMPLES, chain))
 

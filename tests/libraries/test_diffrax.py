@@ -1,4 +1,4 @@
-"""diffrax: adaptive solves, alone and in lanes, and three adjoints."""
+"""diffrax: adaptive solves, alone and vmapped, and three adjoints."""
 
 import jax
 import jax.numpy as jnp

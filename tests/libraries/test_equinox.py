@@ -91,7 +91,7 @@ def test_noinline_functions_that_are_arguments_are_spooled():
     assert rows(logs) == {"x": 1.0}
 
 
-def test_noinline_function_that_is_unknown_raises():
+def test_unknown_noinline_function_raises():
     def other(x):
         lox.log({"other": x})
         return x
@@ -206,7 +206,7 @@ def test_filter_vmap_over_models_logs_per_lane(model):
 
 
 def test_unknown_primitive_with_open_jaxpr_is_cleaned_or_refused():
-    """Its constants are among the inputs of the equation, as in closure conversion."""
+    """The constants of its jaxpr are inputs of the equation."""
     held_p = jax.extend.core.Primitive("held")
     held_p.multiple_results = True
 

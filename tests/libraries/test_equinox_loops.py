@@ -454,7 +454,7 @@ def minimum(solver, search):
         pytest.param("Dogleg", "least_squares", marks=long),
     ],
 )
-def test_vmapped_minimisations_log_per_lane(solver, search):
+def test_vmapped_minimizations_log_per_lane(solver, search):
     fun = minimum(solver, search)
     targets = jnp.array([0.5, 1.0, 2.0])
     expected = alone(fun, targets)

@@ -53,7 +53,7 @@ OPTIMIZER = optax.adam(0.05)
 
 
 def program(log):
-    """One step of training, and what it starts from."""
+    """One step of training, and the initial state."""
 
     def loss_of(model, state, x, key):
         keys = jax.random.split(key, len(x))

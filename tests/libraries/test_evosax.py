@@ -49,7 +49,7 @@ def evolving(log):
     net = network(log)
 
     def metrics(key, population, fitness, state, params):
-        log({"best": jnp.min(fitness)})  # inside of the algorithm's own `jit`
+        log({"best": jnp.min(fitness)})  # inside the algorithm's own `jit`
         return {"best": jnp.min(fitness)}
 
     def fitness_of(params):
@@ -83,7 +83,7 @@ def evolving(log):
 
 
 def expected(ys):
-    """The events of all members, and of each one, from what is threaded by hand."""
+    """The events of all members, and of each one, from values returned by hand."""
     fitness, hidden, best, mean = jax.tree.map(np.asarray, ys)
     assert hidden.shape == (GENERATIONS, POPULATION, LENGTH)
     members = [

@@ -161,7 +161,7 @@ def plain():
 
 
 def expected(threaded):
-    """The events of one seed, but for its episodes."""
+    """The events of one seed, except for its episodes."""
     episode, losses, value = jax.tree.map(np.asarray, threaded)
     assert episode.shape == (UPDATES, STEPS, ENVS)
     flat = {key: losses[key].reshape(UPDATES * EPOCHS * SPLITS) for key in LOSSES}
@@ -170,7 +170,7 @@ def expected(threaded):
 
 
 def finished_episodes(threaded):
-    """Those of all environments, in the order of steps, then of environments."""
+    """The finished episodes of all environments, by step and then by environment."""
     episode = np.asarray(threaded[0])
     *_, env = np.nonzero(~np.isnan(episode))
     return events_of({"return": episode[~np.isnan(episode)]}, env=env)

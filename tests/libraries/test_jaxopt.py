@@ -22,7 +22,7 @@ X = np.stack([np.sin(Y), np.cos(Y)], axis=-1)
 
 
 def ridge(log, make_solver):
-    """The minimum of a ridge regression, as a function of its regularisation."""
+    """The minimum of a ridge regression, as a function of its regularization."""
 
     def solve(lane, penalty):
         def objective(w, penalty):
@@ -84,7 +84,7 @@ def test_vmapped_gradient_descent_logs_per_lane_until_it_ends():
 
 @pytest.mark.parametrize("make", (pytest.param(lbfgs, marks=long), bisection))
 def test_implicit_differentiation_logs_events_of_solver(make):
-    # linearising the optimality condition at the solution evaluates the objective
+    # linearizing the optimality condition at the solution evaluates the objective
     # again: by the same line, so that it is not an event
     _, events = record(make, *ARGS)
     check_gradient(make, ARGS, events, capacity=CAPACITY)

@@ -1,4 +1,4 @@
-"""Flax Linen's lifted transformations log what plain Python around a layer would."""
+"""Flax Linen's lifted transformations log what plain Python loops would log."""
 
 import textwrap
 
@@ -118,7 +118,7 @@ class Step(nn.Module):
 
 
 class Stacked(nn.Module):
-    """One layer after another, each with parameters of its own."""
+    """One layer after another, each with its own parameters."""
 
     reverse: bool = False
     remat: bool = False
@@ -141,7 +141,7 @@ def stacked_weights(variables):
 
 
 class Shared(nn.Module):
-    """The same layer again and again."""
+    """The same layer, applied repeatedly."""
 
     @nn.compact
     def __call__(self, x):

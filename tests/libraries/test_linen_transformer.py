@@ -1,4 +1,4 @@
-"""Flax Linen: a transformer whose layers are rematerialised and scanned over."""
+"""Flax Linen: a transformer whose layers are rematerialized and scanned over."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
         x = x + drop(heads(nn.LayerNorm()(x), mask=mask))
         x = x + nn.Dense(x.shape[-1])(nn.gelu(nn.Dense(16)(nn.LayerNorm()(x))))
         rms = jnp.sqrt(jnp.mean(x**2))
-        self.sow("intermediates", "rms", rms)  # threads it by hand
+        self.sow("intermediates", "rms", rms)  # returns it by hand
         self.log({"rms": rms})
         self.log({"rate": jnp.float32(0.1)})  # does not depend on the layer
         return x, None
@@ -69,7 +69,7 @@ TOKENS = jax.random.randint(jax.random.key(0), (STEPS, 2, 6), 0, 11)
 
 
 def forward(log):
-    """The loss of one batch, and what it threads by hand."""
+    """The loss of one batch, and the values returned by hand."""
     model = Transformer(log)
 
     def loss_of(params, tokens, key):
@@ -121,7 +121,7 @@ def plain(params):
 
 
 def expected(ys):
-    """The events of the training, from what it threaded by hand."""
+    """The events of the training, from the values that it returned by hand."""
     loss, norm, (rms, logits) = jax.tree.map(np.asarray, ys)
     assert rms.shape == (STEPS, LAYERS)
     events = []
@@ -135,7 +135,7 @@ def expected(ys):
     return events
 
 
-def test_scanned_and_rematerialised_layers_log_once_per_layer_and_step(params, plain):
+def test_scanned_and_rematerialized_layers_log_once_per_layer_and_step(params, plain):
     result, logs = jax.jit(lox.spool(training(lox.log)))(params)
     assert_spooled(logs, expected(plain[1]))
     assert_close(result, plain, rtol=1e-4)
@@ -158,7 +158,7 @@ def test_nolog_does_not_change_the_transformer(params, plain):
     assert_bitwise(jax.jit(lox.nolog(training(lox.log)))(params), plain)
 
 
-def test_grad_of_spool_gives_logs_of_one_batch(params):
+def test_grad_of_spool_returns_logs_of_one_batch(params):
     def gradient(fun):
         return jax.jit(jax.value_and_grad(fun, has_aux=True))
 

@@ -1,8 +1,7 @@
 """Flax NNX: a variational autoencoder, whose training changes its arguments.
 
-The layers are scanned over, and have BatchNorm, Dropout and random numbers of their
-own. What a step does to model, optimizer and random numbers must be what it does
-without lox.
+The layers are scanned over, and have their own BatchNorm, Dropout and random numbers. A
+step must update the model, the optimizer and the random numbers as it does without lox.
 """
 
 from itertools import chain
@@ -98,7 +97,7 @@ def training(log):
 
 
 def run(step, receive=lambda out: out):
-    """Trains; what everything holds in the end, and what every step returned."""
+    """Trains; returns the final state, and what every step returned."""
     model = VAE(nnx.Rngs(0, noise=1))
     model.train()
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -119,7 +118,7 @@ def plain():
 
 
 def expected(outs):
-    """The events of every step, from what it threaded by hand."""
+    """The events of every step, from the values that it returned by hand."""
     steps = []
     for i, (_, threaded) in enumerate(jax.tree.map(np.asarray, outs)):
         threaded = {key: np.atleast_1d(value) for key, value in threaded.items()}
@@ -131,7 +130,7 @@ def expected(outs):
 
 
 def assert_trained(found, plain):
-    """The same training: the same end, and the same losses on the way."""
+    """Asserts that training is the same: the final state, and the losses."""
     assert_bitwise(found[0], plain[0])
     assert_bitwise(found[1], plain[1])
 

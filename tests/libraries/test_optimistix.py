@@ -104,9 +104,9 @@ def test_vmapped_solves_log_per_lane_until_they_end(make):
     check_lanes(make, args, lanes, capacity=CAPACITY)
 
 
-def test_nelder_mead_logs_simplex_and_points_by_one_call():
-    # the simplex is evaluated under `vmap`, what follows is not: a callback gets one
-    # event per point
+def test_nelder_mead_logs_simplex_and_points_on_one_line():
+    # the simplex is evaluated under `vmap`, and later points are not: a callback gets
+    # one event per point
     _, events = record(nelder_mead, *ARGS, in_custom_rules=True)
     solve = nelder_mead(lox.log)
     calls = []

@@ -1,4 +1,4 @@
-"""Loggers that keep what they are given, and programs that log to them."""
+"""Loggers that keep what they receive, and programs that log to them."""
 
 import jax
 import jax.numpy as jnp

@@ -69,7 +69,7 @@ def test_traced_config_is_refused():
         lox.loggers.SaveLogger("store", config=3)
 
 
-def test_different_seeds_are_different_runs():
+def test_different_seeds_mean_different_runs():
     logger = NumberLogger()
     numbers = [7, 7 + 2**32, 2**64 - 1, np.int64(8), jnp.int32(9)]
     for number in numbers:
@@ -90,7 +90,7 @@ def test_bad_logs_are_refused_and_the_run_continues():
     logger.log(state, {"x": 1.0}, step=0)
     for logs, steps, match in [
         ({"x": "text"}, {}, "`SaveLogger.log` at .*test_bad_input.py"),
-        ({"x": None}, {}, "holds no array"),
+        ({"x": None}, {}, "contains no array"),
         ({"x": 1.0}, {"step": None}, "the step 'step' must be a number"),
         ({"x": 1.0}, {"step": np.arange(3)}, "the step 'step' must be a number"),
         (3.0, {}, "takes a state and values by name"),
@@ -129,10 +129,10 @@ def test_logs_of_program_that_do_not_fit_run_are_kept_as_unsent():
 def test_state_of_another_logger_is_refused():
     state = lox.loggers.SaveLogger("store").init(0)
     with pytest.raises(
-        lox.LoxValueError, match="one of SaveLogger, and not of NumberLogger"
+        lox.LoxValueError, match="belongs to SaveLogger, not to NumberLogger"
     ):
         NumberLogger().log(state, {"x": 1.0})
-    with pytest.raises(lox.LoxValueError, match="one of another SaveLogger"):
+    with pytest.raises(lox.LoxValueError, match="belongs to another SaveLogger"):
         lox.loggers.SaveLogger("other").tap(counting, state)
     assert not pathlib.Path("other").exists()
 
@@ -174,13 +174,13 @@ def test_misuse_raises_error_with_remedy(call, message):
 
 
 def test_error_in_backend_names_its_line():
-    class Misspelt(lox.loggers.Logger):
+    class Misspelled(lox.loggers.Logger):
         def open(self, run): ...
 
         def wirte(self, run, logs): ...
 
-    with pytest.raises(lox.LoxTypeError, match="Misspelt has no method `write`"):
-        Misspelt().init(0)
+    with pytest.raises(lox.LoxTypeError, match="Misspelled has no method `write`"):
+        Misspelled().init(0)
 
     class Mistaken(lox.loggers.Logger):
         def open(self, run):
@@ -205,7 +205,7 @@ def test_config_stores_functions_by_name():
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_path_that_is_a_file_raises_at_once(name, tmp_path):
+def test_path_that_is_a_file_raises_immediately(name, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(lox.StoreError, match="cannot create a run at file/00000000"):
         LOGGERS[name]("file").init(0)
@@ -267,7 +267,7 @@ def test_csv_table_with_any_content_is_widened():
     assert frame.iloc[1, 1] == 1 and frame.iloc[2, 2] == 2
 
 
-def test_value_logged_once_is_sent_once_for_any_lanes():
+def test_value_logged_once_is_sent_once_whatever_the_lanes():
     def f(xs):
         lox.log({"rate": 0.5})
         jax.vmap(lambda x: lox.log({"pair": x}) and None)(xs[:2])

@@ -272,7 +272,7 @@ def test_run_without_rows_shows_nothing_at_exit():
     assert file.getvalue() == ""
 
 
-def test_closed_or_ascii_file_does_not_fail():
+def test_closed_or_ascii_file_does_not_break_the_logger():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     logger = lox.loggers.ConsoleLogger(file=file, every=NEVER)
     state = logger.init(0)
@@ -288,7 +288,7 @@ def test_closed_or_ascii_file_does_not_fail():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"runs": "beside"}, "`runs` of `ConsoleLogger` is 'beside'; it must be"),
+        ({"runs": "stacked"}, "`runs` of `ConsoleLogger` is 'stacked'; it must be"),
         ({"total": 0}, "`total` of `ConsoleLogger` is 0; it must be positive"),
         ({"every": -1.0}, "`every` of `ConsoleLogger` is -1.0; it must be positive"),
     ],
@@ -488,7 +488,7 @@ def test_two_loggers_share_the_screen(terminal):
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("25l")
 
 
-def test_other_live_display_does_not_fail(monkeypatch):
+def test_other_live_display_does_not_break_the_logger(monkeypatch):
     rich = pytest.importorskip("rich")
     live = pytest.importorskip("rich.live")
     console = rich.get_console()
@@ -621,7 +621,7 @@ def programs():
 
 
 @pytest.mark.parametrize("ending", ["finish", "raise", "interrupt", "exit"])
-def test_terminal_is_restored(ending, programs):
+def test_terminal_is_restored_at_exit(ending, programs):
     pytest.importorskip("rich")
     program = programs[ending]
     assert program.code == {"raise": 1, "interrupt": -signal.SIGINT}.get(ending, 0)

@@ -55,7 +55,7 @@ def test_run_refused_in_later_program_loses_no_row():
     assert lox.load(".lox/unsent")["x"].tolist() == [1, 2, 3]
 
 
-def test_refused_init_under_vmap_raises_at_once():
+def test_refused_init_under_vmap_raises_immediately():
     lox.save({"x": 9.0}, "store", key=1)
     logger = lox.loggers.SaveLogger("store")
     with pytest.raises(

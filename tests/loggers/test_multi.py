@@ -23,7 +23,7 @@ from tests.loggers.backends import (
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_multi_logger_gives_all_loggers_the_same_rows(method):
+def test_multi_logger_sends_same_rows_to_all_loggers(method):
     first, second = MemoryLogger(), MemoryLogger()
     logger = lox.loggers.MultiLogger(first, second)
     key = jax.random.key(0)
@@ -92,7 +92,7 @@ def test_multi_logger_refuses_run_that_one_logger_refuses(kind):
     other.finish(other.init(1))
 
 
-def test_multi_logger_in_program_gives_refused_run_to_other_loggers():
+def test_multi_logger_in_program_sends_refused_run_to_other_loggers():
     lox.save({"x": 0.0}, "store", key=1)
     memory = MemoryLogger()
     saved = lox.loggers.SaveLogger("store", config={"lr": 0.1})
@@ -115,7 +115,7 @@ def test_multi_logger_in_program_gives_refused_run_to_other_loggers():
     assert unsent.load()["x"].tolist() == expected[1] and unsent.config == {"lr": 0.1}
 
 
-def test_repeated_key_under_vmap_is_reported_at_once():
+def test_repeated_key_under_vmap_is_reported_immediately():
     logger = MemoryLogger()
     run = jax.jit(jax.vmap(lambda x: logger.tap(scanned, logger.init(7))(x)))
     with pytest.warns(lox.LoxWarning, match="each lane of a `jax.vmap`") as seen:

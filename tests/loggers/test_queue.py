@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class SlowLogger(MemoryLogger):
-    """A client that waits until it may go on."""
+    """A client that waits until the test lets it continue."""
 
     background = True
 
@@ -237,7 +237,7 @@ def test_queued_values_are_sent_with_their_steps():
     for calls in logger.runs.values():
         (logs,) = calls
         assert logs.step["x"] == logs.step["y"] == 3 and logs.episode["x"] == 1
-    with pytest.raises(lox.LoxTypeError, match="has steps of its own.*'step'"):
+    with pytest.raises(lox.LoxTypeError, match="already has its steps.*'step'"):
         logger.log(logger.init(7), lox.logdict({"x": 1.0}), step=3)
 
 

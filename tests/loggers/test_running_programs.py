@@ -21,7 +21,7 @@ from tests.waiting import in_threads
 
 @jax.jit
 def slowly(x):
-    """Takes a while, so that a program that uses its result runs after it returned."""
+    """Is slow, so that a program that uses its result still runs when `jit` returns."""
     return lax.fori_loop(0, 40, lambda i, a: jnp.sin(a @ a), jnp.ones((600, 600)) * x)
 
 
@@ -164,7 +164,7 @@ def test_late_config_that_backend_cannot_set_is_reported(monkeypatch):
     assert logger.runs == {(0, 7): [0, 1, 2, 3, 4]} and logger.closed == [(0, 7)]
 
 
-def test_run_without_init_is_written_at_once():
+def test_run_without_init_is_written_immediately():
     """As after a restart, when a state comes from a checkpoint."""
     logger = NumberLogger()
     logger._unordered = True

@@ -170,14 +170,16 @@ def test_state_of_wrong_shape_raises_error_with_remedy():
         logger.tap(jax.vmap(scanned), states)(jnp.arange(2.0))
     with pytest.raises(lox.LoxValueError, match="2 lane.* 3 runs"):
         logger.spool(jax.vmap(scanned), states)(jnp.arange(2.0))
-    with pytest.raises(lox.LoxTypeError, match="needs the state that its `init` gave"):
+    with pytest.raises(
+        lox.LoxTypeError, match="needs the state that its `init` returned"
+    ):
         logger.tap(scanned, None)
 
 
 # --- keys ------------------------------------------------------------------
 
 
-def test_same_key_is_the_same_run():
+def test_run_key_can_be_reused_only_after_finish():
     logger = MemoryLogger()
     state = logger.init(0)
     with pytest.raises(lox.LoxValueError, match="00000000-00000000 open.*own"):
@@ -246,7 +248,7 @@ def logs_in_many_places(x, n):
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_saved_run_has_axes_of_spooled_logs(options, n, wrap):
-    """Also where a loop gives a single row, which has a time axis."""
+    """Also if a loop logs a single row, which has a time axis."""
     logger = lox.loggers.SaveLogger("store")
     xs = jnp.float32(1.0) if wrap is not jax.vmap else jnp.arange(1.0, 4.0)
     states = wrap(logger.init)(xs.astype(int))
@@ -302,8 +304,8 @@ def test_init_sets_config_per_run(jit):
         for i, lr in enumerate([0.5, 1.0, 2.0]):
             own = {"lr": lr, "sizes": [lr * 2, 3], "by": {"name": "adam", "b": [lr]}}
             assert lox.runs("store")[i].config == {"net": "mlp", **own}
-            beside = pathlib.Path(f"text/00000000-0000000{i}.config.json")
-            assert json.loads(beside.read_text()) == own
+            text_config = pathlib.Path(f"text/00000000-0000000{i}.config.json")
+            assert json.loads(text_config.read_text()) == own
         shutil.rmtree("store")
         shutil.rmtree("text")
     state = logger.init(9, config={"lr": np.float32(0.1), "name": "one"})

@@ -199,9 +199,9 @@ def in_two_processes(program, directory, kind):
             given = (me, directory, KINDS[kind].__name__, descriptor)
             process = programs.start(program, *given, pass_fds=(descriptor,))
             processes.append(process)
-    told = [process.communicate() for process in processes]
-    assert [errors for _, errors in told] == ["", ""]
-    return [out.split() for out, _ in told]
+    outputs = [process.communicate() for process in processes]
+    assert [errors for _, errors in outputs] == ["", ""]
+    return [out.split() for out, _ in outputs]
 
 
 @both
@@ -247,7 +247,7 @@ def test_one_of_two_processes_that_create_run_at_once_is_refused(tmp_path, kind)
 
 
 @both
-def test_run_that_could_not_be_created_leaves_no_files(tmp_path, kind):
+def test_failed_creation_of_run_leaves_no_files(tmp_path, kind):
     resource = pytest.importorskip("resource")
     logger = KINDS[kind](tmp_path, config={"lr": 0.1})
     most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

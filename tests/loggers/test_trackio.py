@@ -99,7 +99,7 @@ def test_images_of_any_number_of_channels_are_stored(storage, shape, dtype):
     shown = np.asarray(pil.open(MEDIA_DIR / row["image"]["file_path"]).convert("RGBA"))
     wanted = pixels.astype(np.uint8) * np.uint8(255 if dtype is np.bool_ else 1)
     wanted = wanted.reshape(4, 5, -1)
-    if wanted.shape[2] < 3:  # grey, with or without opacity
+    if wanted.shape[2] < 3:  # grayscale, with or without an alpha channel
         wanted = np.concatenate([wanted[:, :, [0, 0, 0]], wanted[:, :, 1:]], axis=2)
     assert (shown[:, :, : wanted.shape[2]] == wanted).all()
 

@@ -66,7 +66,7 @@ class Written:
 
 
 def records(path):
-    """W&B's file: its own head of seven bytes, then LevelDB's log format."""
+    """The records of W&B's file: a header of seven bytes, then LevelDB's log format."""
     data, at, parts = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -447,7 +447,7 @@ def test_init_under_vmap_sets_config_per_lane():
     assert found == [{"lr": lr, "name": "adam"} for lr in (0.1, 0.25)]
 
 
-def test_state_can_be_passed_to_jit_compiled_for_another():
+def test_state_can_be_passed_to_jit_compiled_for_another_state():
     traces = []
 
     @jax.jit
@@ -473,7 +473,7 @@ def test_state_can_be_passed_to_jit_compiled_for_another():
         assert run.config == {"i": i} and run.run.project == f"project{i}"
 
 
-def test_states_of_vmapped_init_take_values_per_lane():
+def test_states_of_vmapped_init_accept_values_per_lane():
     for project in ("first", "second"):
         keys = jax.random.split(jax.random.key(len(project)), 3)
         states = jax.vmap(
@@ -493,7 +493,7 @@ def test_misuse_raises_error_with_remedy():
     state = lox.wandb.init(5, project="tests", mode="offline", histograms="x")
     with pytest.raises(lox.LoxValueError, match="WandbLogger has a run .* open"):
         lox.wandb.init(5, project="other", mode="offline")
-    with pytest.raises(lox.LoxTypeError, match="steps of its own.*'step'"):
+    with pytest.raises(lox.LoxTypeError, match="already has its steps.*'step'"):
         lox.wandb.log(state, lox.logdict({"x": 1}), step=2)
     with pytest.raises(lox.LoxTypeError, match="needs a `key` inside `jax.jit`"):
         jax.jit(lambda: lox.wandb.init(mode="offline"))()
@@ -607,7 +607,7 @@ def test_logger_never_prompts_for_api_key():
     assert logs["x"].tolist() == logs.step["x"].tolist() == [0, 1, 2]
 
 
-def test_unreachable_server_is_waited_for_once():
+def test_logger_waits_once_for_unreachable_server():
     run = python(
         """
         import jax, wandb, lox.wandb
@@ -647,9 +647,9 @@ def test_url_of_runs_is_printed_once(monkeypatch, capsys):
     logger = offline(group="a group")
     for seed in range(3):
         logger.finish(logger.init(seed))
-    told = capsys.readouterr()
-    assert told.err == "wandb: https://example.com/me/tests/groups/a%20group\n"
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert printed.err == "wandb: https://example.com/me/tests/groups/a%20group\n"
+    assert printed.out == ""
 
 
 def test_missing_package_error_says_what_to_install(monkeypatch):

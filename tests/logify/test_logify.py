@@ -112,7 +112,7 @@ def test_reductions_work_in_loops_branches_and_transformations(fun, wrap):
         np.testing.assert_allclose(found[name], expected, rtol=1e-6)
 
 
-def test_custom_reduction_is_its_own_key():
+def test_custom_reduction_has_its_own_result():
     product = lox.Reduction(1.0, lambda state, x: state * x)
     power = lox.Reduction(2.0, lambda state, x: state**x)
 
@@ -161,7 +161,7 @@ def test_logify_works_outside_jit_grad_and_vmap():
     assert values(logs) == {"x": {"replace": [1.0, 2.0]}}
 
 
-def test_asdict_leaves_out_what_never_happened():
+def test_asdict_omits_values_that_were_never_logged():
     @logify.logify
     def f(x):
         return lax.cond(x > 0, lambda x: (logify.log("x", x), x)[1], lambda x: x, x)
@@ -272,7 +272,7 @@ def test_name_logged_with_different_shapes_raises():
         logify.logify(f)(1.0)
 
 
-def test_logs_print_like_their_dict():
+def test_logs_are_printed_like_their_dict():
     _, logs = logify.logify(both)(1.0)
     assert repr(logs) == "{'logify': {'replace': 1.0}}"
 
@@ -285,7 +285,7 @@ def test_logify_is_a_decorator_with_options():
     assert values(f(1.0, "a")[1]) == {"a": {"replace": 1.0}}
 
 
-def test_exported_program_gives_same_logs_after_serialization():
+def test_exported_program_returns_same_logs_after_serialization():
     def f(x):
         logify.log("x", x, reduction="mean")
         logify.log("x", x + 1)

@@ -1,4 +1,4 @@
-"""`lox.logdict`: a dict that knows its steps and its time axis."""
+"""`lox.logdict`: a dict with steps and a time axis."""
 
 import copy
 import pickle
@@ -164,7 +164,7 @@ def test_add_of_mismatched_logs_names_the_key():
         _ = one + 3
 
 
-def test_or_takes_keys_of_the_right_operand():
+def test_or_prefers_keys_of_the_right_operand():
     logs = logs_of() | {"a": 5, "z": 1}
     assert logs["a"] == 5 and logs["z"] == 1 and set(logs.step) == {"t"}
     logs = {"a": 5} | logs_of()
@@ -221,11 +221,11 @@ def test_reduce_by_key_can_append():
     assert logs_of().reduce("replace")["a"] == 3
     with pytest.warns(lox.LoxWarning, match="'los', but these logs have 'once', 'a'"):
         logs_of().reduce({"los": "max"})
-    with pytest.raises(lox.LoxValueError, match="'avg'; there are mean"):
+    with pytest.raises(lox.LoxValueError, match="'avg'; it must be mean"):
         logs_of().reduce("avg")
 
 
-def test_slice_takes_rows_by_position():
+def test_slice_selects_rows_by_position():
     logs = logs_of()
     assert logs.slice[1:]["a"].tolist() == [2, 3]
     assert logs.slice[::2].step["a"].tolist() == [0, 2]
@@ -237,7 +237,7 @@ def test_slice_takes_rows_by_position():
         logs.slice[1, 2]
 
 
-def test_rows_gives_logdicts_of_one_row():
+def test_rows_yields_logdicts_of_one_row():
     rows = list(logs_of().rows())
     assert [dict(r) for r in rows[:1]] == [{"once": 1}]
     assert [int(r["a"]) for r in rows[1:]] == [1, 2, 3]
@@ -246,7 +246,7 @@ def test_rows_gives_logdicts_of_one_row():
     assert len(rows) == 4
 
 
-def test_lanes_gives_logs_of_each_lane():
+def test_lanes_returns_logs_of_each_lane():
     alone = [lox.spool(run)(x)[1] for x in (1, 10)]
     assert batched().lanes() == alone
     inside = lox.spool(jax.vmap(run))(jnp.array([1, 10]))[1]
@@ -471,7 +471,7 @@ def exported(fun, *args):
     return jax.export.deserialize(first.serialize()).call(*args)
 
 
-def test_exported_program_gives_same_logs_after_serialization():
+def test_exported_program_returns_same_logs_after_serialization():
     def f(x):
         lox.log({"x": x, "tree": {"a": x, "b": (x, [x])}}, step=3, tags="metric")
 
@@ -600,7 +600,7 @@ def test_removed_axis_is_reported():
     assert logs == {} and jax.tree.leaves(logs) == []
 
 
-def test_reduce_of_loop_that_never_ran():
+def test_reduce_of_loop_that_never_ran_has_no_keys():
     def f(x):
         def body(c, t):
             lox.log({"x": t}, step=t)

@@ -121,7 +121,7 @@ def test_prng_keys_have_first_and_last_but_no_sum():
         lox.spool(f)(keys)[1].reduce("mean")
 
 
-def test_reduction_of_trees_and_python_numbers():
+def test_reduction_supports_trees_and_python_numbers():
     xs = {"a": jnp.arange(4.0), "b": (jnp.ones((4, 2)),)}
     logs = reduced(xs, "sum")
     assert logs["x"]["a"] == 6 and logs["x"]["b"][0].tolist() == [4, 4]
@@ -166,7 +166,7 @@ def test_new_reduction_is_one_table_entry(monkeypatch):
     assert reduced(xs, "product", window=2)["x"].tolist() == [6, 4]
     calls = tapped(scanned, xs, reduce="product", window=2)
     assert [float(c["x"]) for c in calls] == [6, 4]
-    with pytest.raises(lox.LoxValueError, match=r"unknown.*there are mean.*product"):
+    with pytest.raises(lox.LoxValueError, match=r"unknown.*it must be mean.*product"):
         reduced(xs, "quotient")
 
 
@@ -194,7 +194,7 @@ def test_reduce_option_applies_to_all_keys_by_key_or_per_call():
     assert lox.spool(f, reduce="replace")(xs)[1] == lox.spool(f, reduce="last")(xs)[1]
 
 
-def test_key_reduced_in_two_ways_names_both_lines():
+def test_error_about_key_reduced_in_two_ways_names_both_lines():
     def f(x):
         lox.log({"x": x})
         lox.log({"x": x}, reduce="mean")
@@ -285,7 +285,7 @@ def test_custom_reduction_applies_to_collected_logs():
 @pytest.mark.parametrize("reduce", ["median", 3, ("mean",), {"x": "median"}])
 def test_unknown_reduction_is_refused(reduce):
     for transform in (lox.spool, lox.tap):
-        with pytest.raises(lox.LoxValueError, match="unknown reduction.*there are"):
+        with pytest.raises(lox.LoxValueError, match="unknown reduction.*it must be"):
             transform(scanned, reduce=reduce)
     with pytest.raises(lox.LoxValueError, match=r"`lox.log` at .*unknown reduction"):
         lox.log({"x": 1}, reduce=reduce)
@@ -300,7 +300,7 @@ def test_custom_reduction_that_changes_state_type_is_refused():
     with pytest.raises(lox.ShapeError, match="`update`.*'x', logged at"):
         reduced(xs, splits)
     empty = lox.Reduction(jnp.zeros(()), lambda s, x: s, lambda s: ())
-    with pytest.raises(lox.LoxValueError, match="`finish`.*holds no array"):
+    with pytest.raises(lox.LoxValueError, match="`finish`.*contains no array"):
         reduced(xs, empty)
 
 

@@ -14,7 +14,7 @@ def in_a_process(function, *arguments, before=()):
 
 
 def without_fsync():
-    """Skips `fsync`: a killed process loses nothing that the system has."""
+    """Skips `fsync`, which is not needed to survive a killed process."""
     os.fsync = lambda descriptor: None
 
 
@@ -35,8 +35,8 @@ def fork(work):
 
 
 def last_reported(pipe):
-    told = b""
+    reported = b""
     while more := os.read(pipe, 1 << 16):
-        told += more
+        reported += more
     os.close(pipe)
-    return len(told) // 4
+    return len(reported) // 4

@@ -109,8 +109,8 @@ def test_ctrl_c_ends_training_and_loses_no_row(tmp_path):
     with programs.start(programs.calling(interrupted_training), tmp_path) as process:
         delivered = wait_until(rows_that_were_delivered)
         process.send_signal(signal.SIGINT)
-        told, errors = process.communicate()
-    assert told == "interrupted\n" and "KeyboardInterrupt" in errors, errors
+        printed, errors = process.communicate()
+    assert printed == "interrupted\n" and "KeyboardInterrupt" in errors, errors
     assert process.returncode in (1, -signal.SIGINT, 128 + signal.SIGINT)
     found = lox.load(tmp_path)
     count = len(found["x"])

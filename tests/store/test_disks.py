@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or gone: reported, and nothing before is lost."""
+"""Disks that are full, read-only or removed: reported, and no earlier row is lost."""
 
 import contextlib
 import os
@@ -158,8 +158,8 @@ def train_on_a_full_disk(directory):
 
 
 def test_training_continues_when_disk_is_full(tmp_path):
-    told = in_a_process(train_on_a_full_disk, tmp_path)
-    assert "SaveLogger: it failed with OSError(27, 'File too large')" in told
+    printed = in_a_process(train_on_a_full_disk, tmp_path)
+    assert "SaveLogger: it failed with OSError(27, 'File too large')" in printed
 
 
 def write_where_nothing_can_be_written(directory):

@@ -44,14 +44,16 @@ def kill_at_random_moments(directory, kills, seed):
 
         process, pipe = fork(work)
         # chosen by its progress, not by time, so that slow machines do the same
-        told, wanted = b"", 4 * int(rng.integers(0, 40))
-        while len(told) < wanted and (more := os.read(pipe, wanted - len(told))):
-            told += more
+        reported, wanted = b"", 4 * int(rng.integers(0, 40))
+        while len(reported) < wanted and (
+            more := os.read(pipe, wanted - len(reported))
+        ):
+            reported += more
         for _ in range(int(rng.integers(0, 20_000))):
             pass
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        acknowledged[child] = len(told) // 4 + last_reported(pipe)
+        acknowledged[child] = len(reported) // 4 + last_reported(pipe)
         try:
             logs = lox.load(path)
         except lox.StoreError:  # before there was a run
@@ -64,8 +66,8 @@ def kill_at_random_moments(directory, kills, seed):
 
 
 def test_process_killed_at_any_moment_loses_no_written_row(tmp_path):
-    told = in_a_process(kill_at_random_moments, tmp_path, 60, SEED)
-    assert int(told) > 30, f"seed {SEED}"
+    reported = in_a_process(kill_at_random_moments, tmp_path, 60, SEED)
+    assert int(reported) > 30, f"seed {SEED}"
 
 
 def killed_at_operation(number, work):
@@ -85,12 +87,12 @@ def killed_at_operation(number, work):
         work(tell)
 
     process, pipe = fork(counted)
-    told = last_reported(pipe)
+    reported = last_reported(pipe)
     _, status = os.waitpid(process, 0)
     if os.WIFEXITED(status):
         assert os.WEXITSTATUS(status) == 0
-        return False, told
-    return True, told
+        return False, reported
+    return True, reported
 
 
 def kill_at_each_operation(directory):
@@ -111,14 +113,14 @@ def kill_at_each_operation(directory):
             path = directory / f"{mode}-{number}"
             if mode == "w":
                 write(path, "x", 0)
-            killed, told = killed_at_operation(
+            killed, reported = killed_at_operation(
                 number, lambda tell, path=path, mode=mode: write(path, mode, 1, tell)
             )
             before = columns_of(call_of(0, 0))["x"][0] if mode == "w" else -1
             with contextlib.suppress(lox.StoreError), lost_records_allowed():
                 found = lox.load(path)
-                if told:  # no rows of the old run are mixed in
-                    check_rows(found, {1: told})
+                if reported:  # no rows of the old run are mixed in
+                    check_rows(found, {1: reported})
                 elif mode == "w" and "x" in found:
                     assert columns_of(found)["x"][0] in (before, 100_000)
             if mode != "w" and not [*path.glob("writer-*"), *path.glob("run.json")]:
@@ -129,7 +131,7 @@ def kill_at_each_operation(directory):
                 check_rows(lox.load(path), {2: 5})
             else:
                 write(path, "a", 2)
-                check_rows(lox.load(path), {1: told, 2: 5})
+                check_rows(lox.load(path), {1: reported, 2: 5})
             shutil.rmtree(path)
             if not killed:
                 break

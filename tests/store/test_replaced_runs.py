@@ -146,19 +146,19 @@ def test_writer_numbers_are_not_reused(tmp_path):
 @pytest.mark.parametrize("removed", ["run", "run/writer-0000"])
 @pytest.mark.parametrize("first", ["old", "new"])
 def test_recreated_directory_is_not_shared(tmp_path, removed, first):
-    """Somebody deletes a run without rows, and another writer takes its place."""
+    """A run without rows is deleted, and another writer takes its place."""
     old = Writer(create_run(tmp_path / "run", "x"))
     shutil.rmtree(tmp_path / removed)
     new = Writer(create_run(tmp_path / "run", "a"))
     assert new.number == old.number
-    told = []
+    reported = []
     for name in ("old", "new") if first == "old" else ("new", "old"):
         try:
             {"old": old, "new": new}[name].write(lox.logdict({name: np.int8(1)}))
         except FileNotFoundError:
-            told.append(name)
-    assert told == ["old"] if removed == "run" else len(told) == 1
-    assert lox.load(tmp_path / "run") == dict.fromkeys({"old", "new"} - {*told}, 1)
+            reported.append(name)
+    assert reported == ["old"] if removed == "run" else len(reported) == 1
+    assert lox.load(tmp_path / "run") == dict.fromkeys({"old", "new"} - {*reported}, 1)
 
 
 def overwriting_process(store, first):
@@ -192,10 +192,10 @@ class Process:
         return self.popen.stdout.readline()
 
     def finish(self):
-        told = json.loads(self.tell("finish"))
+        reported = json.loads(self.tell("finish"))
         assert self.popen.communicate() == ("", "")
         assert self.popen.returncode == 0
-        return told
+        return reported
 
 
 @pytest.mark.parametrize("order", ["abababab", "bbbbaaaa"])
@@ -206,9 +206,11 @@ def test_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
     }
     for name in order:
         assert processes[name].tell("write") == "written\n"
-    told = {name: processes[name].finish() for name in ("ba" if order < "b" else "ab")}
-    assert len(told["a"]) == 1 and "has replaced the run" in told["a"][0]
-    assert told["b"] == []
+    reported = {
+        name: processes[name].finish() for name in ("ba" if order < "b" else "ab")
+    }
+    assert len(reported["a"]) == 1 and "has replaced the run" in reported["a"][0]
+    assert reported["b"] == []
     found = lox.load(tmp_path / "store", key=3)
     assert found["x"].tolist() == [200, 201, 202, 203]
     unsent = lox.load(tmp_path / ".lox" / "unsent")
@@ -216,7 +218,7 @@ def test_processes_that_overwrite_one_run_do_not_mix(tmp_path, order):
 
 
 def overwrite_all_at_once(directory, rounds, count):
-    """All start a run, then all write: one owns the run, and the others are told."""
+    """All start a run, then all write: one owns it, and the others are notified."""
     without_fsync()
     for number in range(int(rounds)):
         path = pathlib.Path(directory) / str(number)
@@ -248,13 +250,13 @@ def overwrite_all_at_once(directory, rounds, count):
         for _ in children:
             assert os.read(ready[0], 1) == b"."
         os.close(write[1])
-        told = [last_reported(pipe) for _, pipe in children]
+        reported = [last_reported(pipe) for _, pipe in children]
         for child, _ in children:
             assert os.waitpid(child, 0)[1] == 0
         for pipe in (begin[0], write[0], *ready):
             os.close(pipe)
-        assert sorted(told) == [0] * (int(count) - 1) + [3], told
-        winner = told.index(3)
+        assert sorted(reported) == [0] * (int(count) - 1) + [3], reported
+        winner = reported.index(3)
         assert lox.load(path)["x"].tolist() == [10 * winner + i for i in range(3)]
     print("done")
 
@@ -267,9 +269,9 @@ def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):
     for number in range(20):
         path, count = tmp_path / str(number), 4
         barrier = threading.Barrier(count)
-        told, failures = set(), []
+        reported, failures = set(), []
 
-        def work(i, path=path, barrier=barrier, told=told, failures=failures):
+        def work(i, path=path, barrier=barrier, reported=reported, failures=failures):
             try:
                 barrier.wait()
                 writer = open_run(path, "w")
@@ -277,7 +279,7 @@ def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):
                 try:
                     writer.write(lox.logdict({"x": np.int64(i)}))
                 except FileNotFoundError:
-                    told.add(i)
+                    reported.add(i)
                 writer.close()
             except BaseException as error:
                 failures.append(error)
@@ -285,7 +287,7 @@ def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):
 
         in_threads(work, [(i,) for i in range(count)])
         assert not failures
-        (winner,) = {*range(count)} - told
+        (winner,) = {*range(count)} - reported
         assert lox.load(path) == {"x": winner}
 
 

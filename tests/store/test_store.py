@@ -102,12 +102,12 @@ def test_save_accepts_rows_that_are_not_contiguous(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     writer = logger.open(logger._run_info((0, 0)))
 
-    def open_row(arrays):
+    def to_logs(arrays):
         return lox.logdict({"x": arrays[0]})
 
     table = np.arange(12).reshape(2, 2, 3)
     for x in (table[0], table[1], table[0].T.copy().T, table[:, :, ::-1][1]):
-        writer.write_row(open_row, [x])
+        writer.write_row(to_logs, [x])
     writer.close()
     expected = [table[0], table[1], table[0], table[1, :, ::-1]]
     assert (lox.load(tmp_path)["x"] == np.array(expected)).all()
@@ -368,7 +368,7 @@ def test_load_returns_numbers_of_several_dtypes_exactly(tmp_path):
         lox.load(tmp_path / "run")
 
 
-def test_load_returns_8_and_16_bit_floats_beside_other_dtypes(tmp_path):
+def test_load_joins_8_and_16_bit_floats_with_other_dtypes(tmp_path):
     for i, dtype in enumerate((ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)):
         for x in (np.array(np.nan, dtype), np.array(0.5, dtype), np.int32(3)):
             lox.save({"x": x}, tmp_path / str(i))
@@ -412,7 +412,7 @@ def test_save_that_fails_during_another_does_not_affect_later_ones():
     assert done == [1, 3, 4]
 
 
-def test_large_seed_is_its_own_run_key(tmp_path):
+def test_large_seed_identifies_its_own_run(tmp_path):
     for key in (2**40, np.uint64(2**41), np.array(2**42)):
         lox.save({"x": 1}, tmp_path, key=key)
     assert [run.key[0] for run in lox.runs(tmp_path)] == [2**8, 2**9, 2**10]
@@ -467,13 +467,13 @@ def test_steps_can_belong_to_some_keys_only(tmp_path):
 def test_bad_input_raises_error_with_remedy(tmp_path):
     with pytest.raises(lox.LoxTypeError, match="`lox.save` takes"):
         lox.save([1], tmp_path)
-    with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; there"):
+    with pytest.raises(lox.LoxValueError, match=r"`mode` of `lox.save` is 'r'; it"):
         lox.save({"x": 1}, tmp_path, mode="r")
     with pytest.raises(lox.LoxTypeError, match="a run's `key` must be"):
         lox.save({"x": 1}, tmp_path, key="name")
     with pytest.raises(lox.StoreError, match="there is no store"):
         lox.load(tmp_path / "nothing")
-    with pytest.raises(lox.LoxTypeError, match="'x' is None, which holds no array"):
+    with pytest.raises(lox.LoxTypeError, match="'x' is None, which contains no array"):
         lox.save({"x": None}, tmp_path / "run")
     huge = np.broadcast_to(np.float32(0), (2**29,))
     with pytest.raises(lox.StoreError, match="a record of x has 2147483648 bytes"):

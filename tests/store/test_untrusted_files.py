@@ -1,4 +1,4 @@
-"""Files that somebody else made: nothing outside the run is read, run or allocated."""
+"""Untrusted files: loading them runs no code and reads nothing outside the run."""
 
 import json
 import os
@@ -334,7 +334,7 @@ def test_small_part_of_large_records_is_memory_mapped(tmp_path):
     assert 2**23 < len(found) <= 2**24 and not found.flags.owndata
 
 
-# a start, a part to repeat, how often, and an end
+# a prefix, a part to repeat, the number of repetitions, and a suffix
 BOMBS = {
     "lists": ("[", "[],", 15_000_000, "[]]"),
     "numbers": ("[", "-9,", 10_000_000, "1]"),

@@ -106,7 +106,7 @@ def check_rows(logs, acknowledged):
 
 def row_writer(writer):
     """Writes single rows as programs deliver them, and other logs unchanged."""
-    openers = {}
+    converters = {}
 
     def write(logs):
         if any(info.stacked for info in metadata_of(logs).info.values()):
@@ -115,20 +115,20 @@ def row_writer(writer):
         leaves, tree = jax.tree.flatten(dict(logs))
         steps = [next(iter(of.values())) for of in metadata_of(logs).steps.values()]
         form = tree, tuple(metadata_of(logs).steps)
-        if form not in openers:
-            openers[form] = row_opener(*form)
-        writer.write_row(openers[form], [*leaves, *steps])
+        if form not in converters:
+            converters[form] = row_converter(*form)
+        writer.write_row(converters[form], [*leaves, *steps])
 
     return write
 
 
-def row_opener(tree, names):
-    def open_row(arrays):
+def row_converter(tree, names):
+    def to_logs(arrays):
         values = tree.unflatten(arrays[: tree.num_leaves])
         steps = zip(names, arrays[tree.num_leaves :], strict=True)
         return lox.logdict(values, {n: dict.fromkeys(values, x) for n, x in steps})
 
-    return open_row
+    return to_logs
 
 
 # --- disks -----------------------------------------------------------------
@@ -157,7 +157,7 @@ def two_segments(run, count=6):
 def finished_run(store, finish=True):
     """A run of a logger, with two segments; and its writer's directory.
 
-    If it is not to be finished, it is as a killed process would leave it.
+    If it is not finished, it looks like the run of a killed process.
     """
     at_work = store if finish else store / "at work"
     logger = lox.loggers.SaveLogger(at_work)
@@ -173,7 +173,7 @@ def finished_run(store, finish=True):
     return run / "writer-0000"
 
 
-# --- files of strangers ----------------------------------------------------
+# --- untrusted files -------------------------------------------------------
 
 
 def changed(run, change):

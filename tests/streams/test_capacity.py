@@ -167,7 +167,7 @@ def test_capacity_puts_lanes_of_inner_vmap_last(inner):
     assert len(tapped(mapped, ns)) == 6 * inner
 
 
-def test_capacity_of_loop_that_is_never_reached_gives_no_rows():
+def test_capacity_of_loop_that_is_never_reached_returns_no_rows():
     def f(xs):
         return lax.scan(lambda c, x: (c, counted(3)), 0, xs)
 

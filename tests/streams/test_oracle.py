@@ -1,4 +1,4 @@
-"""Streams of random programs give what NumPy computes from a plain Python run."""
+"""Streams of random programs return what NumPy computes from a plain Python run."""
 
 import os
 
@@ -12,12 +12,12 @@ from tests import oracle, streams_oracle
 from tests.interpreter.test_oracle import LANES, X
 
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "50")))
-ROOM = 200  # more rows than any program logs per key
+CAPACITY = 200  # more rows than any program logs per key
 
 
 def check(seed: int) -> None:
-    loose = seed % 4 > 1
-    program = oracle.generate(seed, loose=loose)
+    unbounded = seed % 4 > 1
+    program = oracle.generate(seed, unbounded=unbounded)
     function = oracle.function(program)
     options = streams_oracle.options(seed)
     modes = [
@@ -30,7 +30,7 @@ def check(seed: int) -> None:
         check_tap_vmap,
         check_vmap_tap,
     ]
-    if not loose:
+    if not unbounded:
         modes += [check_spool_grad, check_grad_spool, check_tap_grad]
     first = seed // 4
     for number in {first, first * 3 + 1}:
@@ -38,7 +38,7 @@ def check(seed: int) -> None:
 
 
 def spooled(function, options):
-    return lox.spool(function, capacity=ROOM, **options.given())
+    return lox.spool(function, capacity=CAPACITY, **options.given())
 
 
 def check_spool(program, function, options):

@@ -64,7 +64,7 @@ def assert_same_rows(rows, wanted):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_call_inside_and_outside_vmap_gives_lanes_as_rows(program):
+def test_call_inside_and_outside_vmap_returns_lanes_as_rows(program):
     x = jnp.float32(1)
     wanted = tapped_rows(program, x)
     assert len(wanted) > 3

@@ -62,7 +62,7 @@ def test_log_after_cond_keeps_its_key():
     assert lox.spool(f)(-1.0)[1] == {"c": -1.0, "a": -10.0, "b": -100.0, "d": 0.0}
 
 
-def test_spool_shapes_under_vmap():
+def test_spool_under_vmap_has_lane_and_time_axes():
     assert lox.spool(jax.vmap(scanned))(jnp.arange(3))[1]["x"].shape == (4, 3)
     assert jax.vmap(lox.spool(scanned))(jnp.arange(3))[1]["x"].shape == (3, 4)
 
@@ -123,7 +123,7 @@ def test_argnames_string_does_not_match_its_letters():
         lox.log({"a": x, "c": x})
         return x
 
-    with pytest.warns(lox.LoxWarning, match="'ca'.*there are 'a', 'c'"):
+    with pytest.warns(lox.LoxWarning, match="'ca'.*available: 'a', 'c'"):
         assert lox.spool(f, argnames="ca")(1)[1] == {}
 
 

@@ -55,7 +55,7 @@ def test_spool_adds_time_axis_to_keys_logged_repeatedly():
     assert list(logs) == ["once", "v", "twice", "loop", "one"]
 
 
-def test_spool_gives_steps_the_time_axis_of_their_key():
+def test_spool_steps_have_time_axis_of_their_key():
     _, logs = lox.spool(train)(XS)
     assert logs.step["loss"].tolist() == [0, 1, 2, 3]
     assert logs.step["loss"].shape == logs["loss"].shape
@@ -93,13 +93,13 @@ def test_tags_select_strictly_and_explicit_events_need_selection():
     assert keys(tags="metric") == {"loss", "aux"}
     assert keys(tags=["slow", "setup"]) == {"grad", "start"}
     assert keys(tags="debug", argnames="loss") == set()
-    with pytest.warns(lox.LoxWarning, match="`tags` .*'metrc'.*there are 'setup'"):
+    with pytest.warns(lox.LoxWarning, match="`tags` .*'metrc'.*available: 'setup'"):
         assert keys(tags=["metrc"]) == set()
 
 
 def test_argnames_that_match_nothing_warn_at_line_of_user():
     with pytest.warns(
-        lox.LoxWarning, match=r"'lss'.*there are 'start', 'loss'"
+        lox.LoxWarning, match=r"'lss'.*available: 'start', 'loss'"
     ) as seen:
         lox.spool(train, argnames=["lss", "loss"])(XS)
     assert seen[0].filename == __file__
@@ -126,7 +126,7 @@ def test_prefixes_are_kept_in_scan():
 # --- nesting -----------------------------------------------------------------
 
 
-def test_transformation_consumes_what_it_selects():
+def test_transformation_consumes_events_it_selects():
     def outer(xs):
         return lox.spool(train, tags="metric")(xs)[0]
 
@@ -250,7 +250,7 @@ def test_bad_option_raises_before_the_call(transform, options, error, message):
 
 
 def test_unknown_reduction_error_lists_known_ones():
-    with pytest.raises(lox.LoxValueError, match="'median'; there are mean"):
+    with pytest.raises(lox.LoxValueError, match="'median'; it must be mean"):
         lox.spool(train, reduce="median")
     with pytest.raises(lox.LoxValueError, match="'median'"):
         lox.spool(train, reduce={"loss": "median"})
@@ -339,7 +339,7 @@ def test_spool_raises_no_warnings():
         lox.spool(train)(np.arange(4.0, dtype=np.float32))
 
 
-# --- options of others, and guards -------------------------------------------
+# --- options of other transformations, and transfer guards -------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`when`: events that happen only where a condition is true.
 
-A scalar condition decides about the whole event. An array makes every true element an
-event of its own: values and steps get one axis of elements, in C order.
+A scalar condition applies to the whole event. With an array, each true element is a
+separate event: values and steps get one axis of elements, in C order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Condition(NamedTuple):
                 kind += f" of dtype {jnp.result_type(when)}"
             raise LoxTypeError(
                 f"{caller}: `when` must be a boolean or an array of booleans, not "
-                f"{kind}. Compare it, as in `when=x > 0`. If it was meant as a step, "
+                f"{kind}. Use a comparison: `when=x > 0`. If it was meant as a step, "
                 "give the step another name, such as `when_step`."
             )
         shape = np.shape(when)
@@ -83,7 +83,7 @@ def event_logs(
 
     Args:
         values: the values by key, with the axis of elements that `condition` adds.
-        steps: the steps by name, likewise.
+        steps: the steps by name, with the same axis.
         condition: the condition, if there is one.
         tags: the tags.
     """

@@ -50,8 +50,9 @@ class Call:
         early: whether the call may be in a program that runs while another one is
             traced (see `not_traced`).
         numbers: the Python numbers among the leaves and then the steps; None for values
-            that are known only at run time. May be shorter than that. The numbers
-            decide which dtypes the values can be cast to; they are not compared.
+            that are known only at run time, and for missing entries at the end. The
+            numbers decide which dtypes the values can be cast to; they are ignored when
+            calls are compared.
     """
 
     keys: tuple[str, ...]
@@ -87,7 +88,7 @@ class Layout:
         lanes: the number of lane axes, one per `vmap` around the call. They are the
             leading axes of all operands except the anchors.
         elements: whether values, steps and mask have an axis of elements after the
-            lanes, each of which is an event of its own (see `condition`).
+            lanes, each of which is a separate event (see `condition`).
         masked: whether a boolean operand says which lanes, and which elements, log the
             event.
         buffered: whether values and steps have a time axis after the lanes; an operand

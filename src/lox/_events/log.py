@@ -49,8 +49,8 @@ def log(
         prefix: a prefix for every key.
         explicit: if True, only transformations with `argnames` or `tags` collect the
             event.
-        when: log only if this is true. An array makes every true element an event of
-            its own, in C order: its shape must be a prefix of the shape of every value,
+        when: log only if this is true. With an array, each true element is a separate
+            event, in C order: its shape must be a prefix of the shape of every value,
             and steps are numbers or have its shape.
         **steps: step numbers, by any name: `step=i`, `episode=n`.
 
@@ -65,7 +65,7 @@ def log(
         >>> _ = f(3).block_until_ready()
         {'x': 3, 'y': 4}
 
-        Only what has finished, of many environments:
+        Of many environments, log only those that have finished:
 
         >>> def step(returns, done):
         ...     lox.log({"return": returns}, when=done)
@@ -255,8 +255,8 @@ def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
     leaves, tree = jax.tree.flatten(as_arrays(value))
     if not leaves:
         raise LoxTypeError(
-            f"{call} got {describe(value)} for {key!r}, which holds no array. Log an "
-            "array or a number, or omit the key."
+            f"{call} got {describe(value)} for {key!r}, which contains no array. Log "
+            "an array or a number, or omit the key."
         )
     return [_leaf(x, key, call) for x in leaves], tree
 
@@ -281,7 +281,7 @@ def operand(x: Any, key: str, call: str) -> Any:
         return host.to_array(x)
     except TypeError as error:
         raise LoxTypeError(
-            f"{call} cannot make an array of {key!r}: {error}"
+            f"{call} cannot convert {key!r} to an array: {error}"
         ) from error
 
 
@@ -301,9 +301,9 @@ def _too_large(number: Any, name: str) -> str:
         dtype = jax.dtypes.canonicalize_dtype(np.complex128)
     other = "convert it to a float, " if whole else ""
     return (
-        f"{number} for {name}, which {dtype} does not hold, the widest dtype of its "
-        "kind that JAX has here. Log it in a larger unit (for example, thousands), "
-        f"{other}or set `jax_enable_x64`."
+        f"{number} for {name}, which is too large for {dtype}, the widest dtype of its "
+        "kind that JAX currently uses. Log it in a larger unit (for example, "
+        f"thousands), {other}or set `jax_enable_x64`."
     )
 
 

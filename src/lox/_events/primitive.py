@@ -170,7 +170,7 @@ _warnings = threading.local()
 
 @contextlib.contextmanager
 def without_transpose_warnings() -> Iterator[None]:
-    """For code whose events are removed anyway: no warning about tangents."""
+    """Suppresses warnings about tangents, for code whose events are removed anyway."""
     before = getattr(_warnings, "off", False)
     _warnings.off = True
     try:
@@ -186,7 +186,7 @@ def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
     warnings.warn_explicit(
         f"{event.call.description}, contains a tangent, which reverse mode never "
         "computes: the event is removed. Log it under `jax.jvp`, or log the other "
-        "values in a call of their own.",
+        "values in a separate call.",
         LoxWarning,
         event.call.source.file,
         event.call.source.line,

@@ -15,17 +15,17 @@ from lox._source import delivery
 
 from . import interrupts, signals
 from .errors import callback_errors
-from .logdicts import batch_opener, lane_opener, row_opener
+from .logdicts import batch_converter, lane_converter, row_converter
 
 Callback = Callable[[logdict], Any]
-Take = Callable[[Sequence[Any]], None]
+Consume = Callable[[Sequence[Any]], None]
 
 
 class HostSink:
     """Receives events from running programs, one at a time.
 
     Attributes:
-        failed: set when taking an event raises, until the exception is raised in the
+        failed: set when consuming an event raises, until the exception is raised in the
             user's thread; a sink that has failed receives no more events.
         stopping: set when a call is interrupted, until its program has ended.
         unstoppable: whether one of its programs runs on multiple devices, and therefore
@@ -38,8 +38,8 @@ class HostSink:
         self.unstoppable = False
         self._lock = threading.RLock()
 
-    def taker(self, event: Event) -> Take:
-        """A function that takes the operands of an event.
+    def consumer(self, event: Event) -> Consume:
+        """Returns a function that consumes the operands of an event.
 
         A program may call it a million times, so everything that can be done once is
         done here.
@@ -47,11 +47,11 @@ class HostSink:
         raise NotImplementedError
 
     def receiver(self, event: Event) -> Callable[..., tuple[()]]:
-        """The function that a program calls with the operands of an event."""
+        """Returns the function that a program calls with the operands of an event."""
         deliver = self._deliverer(event)
         stoppable = event.route.devices == 1
         self.unstoppable |= not stoppable
-        waiting = signals.waiting
+        deferred = signals.deferred
         interrupts.used = True
 
         def receive(*operands: Any) -> tuple[()]:
@@ -59,8 +59,8 @@ class HostSink:
                 interrupts.stop()
             interrupt = deliver(operands)
             if signals.in_main_thread():
-                if waiting:
-                    interrupt = signals.run_waiting() or interrupt
+                if deferred:
+                    interrupt = signals.run_deferred() or interrupt
             elif stoppable and signals.run_unhandled():
                 interrupts.stop()
             if interrupt is not None:
@@ -77,7 +77,7 @@ class HostSink:
         return receive
 
     def deliver(self, event: Event, operands: Sequence[Any]) -> None:
-        """Delivers an eager event, and raises what its callback raised."""
+        """Delivers an eager event; raises the exception of its callback, if any."""
         deliver = self._deliverer(event)
         interrupt = signals.uninterrupted(lambda: deliver(operands))
         if interrupt is not None:
@@ -87,11 +87,11 @@ class HostSink:
     def _deliverer(
         self, event: Event
     ) -> Callable[[Sequence[Any]], BaseException | None]:
-        """A function that delivers the operands of an event.
+        """Returns a function that delivers the operands of an event.
 
-        It keeps exceptions, and returns other interrupts, such as `KeyboardInterrupt`.
+        It stores exceptions for later, and returns interrupts (`KeyboardInterrupt`).
         """
-        lock, take, source = self._lock, self.taker(event), event.call.source
+        lock, consume, source = self._lock, self.consumer(event), event.call.source
 
         def deliver(operands: Sequence[Any]) -> BaseException | None:
             try:
@@ -99,7 +99,7 @@ class HostSink:
                 with lock:
                     if not self.failed:
                         delivery.source = source  # named by warnings
-                        take(operands)
+                        consume(operands)
             except Exception as error:
                 callback_errors.keep(self, error)
             except BaseException as error:
@@ -117,25 +117,25 @@ class CallbackSink(HostSink):
         self.callback = callback
         self.batched = batched
 
-    def taker(self, event: Event) -> Take:
+    def consumer(self, event: Event) -> Consume:
         if not (event.layout.lanes or event.layout.masked or event.layout.buffered):
-            open_row = row_opener(event)
+            to_logs = row_converter(event)
 
-            def take_row(operands: Sequence[Any]) -> None:
-                self.callback(open_row(operands))
+            def consume_row(operands: Sequence[Any]) -> None:
+                self.callback(to_logs(operands))
 
-            return take_row
-        open_event = batch_opener(event) if self.batched else lane_opener(event)
+            return consume_row
+        convert = batch_converter(event) if self.batched else lane_converter(event)
 
         each = event.layout.elements and not self.batched
 
-        def take(operands: Sequence[Any]) -> None:
-            for logs in open_event(operands):
+        def consume(operands: Sequence[Any]) -> None:
+            for logs in convert(operands):
                 for one in logs.rows() if each else (logs,):
                     if one:
                         self.callback(one)
 
-        return take
+        return consume
 
 
 class _DefaultSink(CallbackSink):

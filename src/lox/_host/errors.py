@@ -47,7 +47,7 @@ class CallbackErrors:
             return first
 
     def raise_any(self) -> None:
-        """Raises the errors of all sinks: at a barrier."""
+        """Raises the errors of all sinks; called at a barrier."""
         self._raise(lambda sink: True)
 
     def raise_of(self, sink: FailingSink) -> None:

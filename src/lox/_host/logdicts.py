@@ -1,7 +1,7 @@
 """Converts the NumPy operands of an event to logdicts.
 
-The functions here return a function of the operands: a program may call it a million
-times, so everything that can be done once is done before.
+The functions here return a function of the operands. A program may call that function a
+million times, so everything that can be done once is done beforehand.
 """
 
 import math
@@ -14,35 +14,35 @@ import numpy as np
 from lox._events.event import Event, Operands
 from lox._logs.access import metadata_of, with_info
 from lox._logs.key import KeyInfo
-from lox._logs.logdict import OpenRow, logdict, make_logdict
+from lox._logs.logdict import RowToLogs, logdict, make_logdict
 from lox._logs.metadata import Metadata
 from lox._logs.row_maker import row_maker
 
-Open = Callable[[Sequence[Any]], Iterable[logdict]]
+EventToLogs = Callable[[Sequence[Any]], Iterable[logdict]]
 _ARRAY = jax.tree.structure(0)  # the structure of a value that is a single array
 
 
-def lane_opener(event: Event) -> Open:
-    """Opens an event as one logdict per lane, in order; empty if it was not logged.
+def lane_converter(event: Event) -> EventToLogs:
+    """Converts an event to one logdict per lane, in order; empty if it was not logged.
 
     A logdict has several rows if the event is a buffer or has elements.
     """
     if event.layout.buffered:
-        return _buffer_opener(event)
+        return _buffer_converter(event)
     if event.layout.masked:
         lanes = event.layout.lanes
-        return lambda operands: _lanes(_open(event, operands), lanes)
-    open_row = row_opener(event.with_layout(lanes=0))
+        return lambda operands: _lanes(_event_logdict(event, operands), lanes)
+    to_logs = row_converter(event.with_layout(lanes=0))
     if not event.layout.lanes:
-        return lambda operands: (open_row(operands),)
-    return lambda operands: map(open_row, each_lane(operands, event.layout.lanes))
+        return lambda operands: (to_logs(operands),)
+    return lambda operands: map(to_logs, each_lane(operands, event.layout.lanes))
 
 
-def batch_opener(event: Event) -> Open:
-    """Opens an event as one logdict with all lanes; empty if none was logged."""
+def batch_converter(event: Event) -> EventToLogs:
+    """Converts an event to one logdict with all lanes; empty if none was logged."""
     if event.layout.buffered:
-        return _whole_buffer_opener(event)
-    return lambda operands: (_open(event, operands).compact(),)
+        return _batched_buffer_converter(event)
+    return lambda operands: (_event_logdict(event, operands).compact(),)
 
 
 def each_lane(operands: Sequence[Any], lanes: int) -> Iterable[Sequence[Any]]:
@@ -51,13 +51,13 @@ def each_lane(operands: Sequence[Any], lanes: int) -> Iterable[Sequence[Any]]:
     return zip(*(x.reshape(count, *x.shape[lanes:]) for x in operands), strict=True)
 
 
-def row_opener(event: Event) -> OpenRow:
-    """Opens an event without lanes or mask, whose shapes do not change.
+def row_converter(event: Event) -> RowToLogs:
+    """Converts an event without lanes or mask, whose shapes do not change.
 
     There may be more operands after those of the event.
     """
     if not all(tree == _ARRAY for tree in event.call.trees):
-        return lambda operands: _open(event, operands)
+        return lambda operands: _event_logdict(event, operands)
     keys, count = event.call.keys, len(event.call.keys)
 
     def describe(operands: Sequence[Any]) -> dict[str, KeyInfo]:
@@ -72,7 +72,7 @@ def row_opener(event: Event) -> OpenRow:
     return row_maker(keys, event.call.steps, describe)
 
 
-def _open(event: Event, operands: Sequence[Any]) -> logdict:
+def _event_logdict(event: Event, operands: Sequence[Any]) -> logdict:
     """The logdict of one event, with its elements and lanes as leading axes."""
     lanes, elements = event.layout.lanes, event.layout.elements
     if elements:
@@ -90,12 +90,12 @@ def _lanes(logs: logdict, depth: int) -> list[logdict]:
 # --- buffers, whose rows are an axis after the lanes -------------------------
 
 
-def _buffer_opener(event: Event) -> Open:
+def _buffer_converter(event: Event) -> EventToLogs:
     plain = event.with_layout(masked=False, buffered=False)
     # one object for all logdicts: receivers compare it to see that nothing has changed
     info: dict[str, KeyInfo] = {}
 
-    def open_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+    def convert_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
         parts = event.split(operands)
         filled = _filled(parts)
         arrays = (*_leaves(parts), *parts.steps)
@@ -109,14 +109,14 @@ def _buffer_opener(event: Event) -> Open:
                 info.update(metadata_of(logs).info)
             yield with_info(logs, info)
 
-    return open_lanes
+    return convert_lanes
 
 
-def _whole_buffer_opener(event: Event) -> Open:
+def _batched_buffer_converter(event: Event) -> EventToLogs:
     lanes = event.layout.lanes
     plain = event.with_layout(masked=False, buffered=False)
 
-    def open_whole(operands: Sequence[Any]) -> Iterable[logdict]:
+    def convert_all_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
         parts = event.split(operands)
         filled = _filled(parts)
         longest = filled.max()
@@ -126,7 +126,7 @@ def _whole_buffer_opener(event: Event) -> Open:
             mask = np.arange(longest).reshape(-1, *[1] * lanes) < filled
             yield _stacked(plain, moved, lanes, None if mask.all() else mask)
 
-    return open_whole
+    return convert_all_lanes
 
 
 def _leaves(parts: Operands) -> list[Any]:

@@ -34,7 +34,7 @@ _get_ident = threading.get_ident
 _main_thread: int | None = threading.main_thread().ident
 
 # the deferred handlers, with their arguments
-waiting: list[tuple[Any, int, FrameType | None]] = []
+deferred: list[tuple[Any, int, FrameType | None]] = []
 # the number of calls of programs, and of eager events, that the main thread is in
 _calls = _eager = 0
 # whether a handler has raised `SystemExit` since the last call of a program
@@ -59,10 +59,10 @@ class DeferredHandler:
                 if error is not None:
                     raise error
                 return None
-        first = all(signum != other for _, other, _ in waiting)
+        first = all(signum != other for _, other, _ in deferred)
         own = frame is not None and frame.f_code in _OWN
         if first and (_eager or own or host.in_receiver(frame)):
-            waiting.append((self.handler, signum, frame))
+            deferred.append((self.handler, signum, frame))
             return None
         return _run(self.handler, signum, frame)
 
@@ -76,12 +76,12 @@ def _run(handler: Any, signum: int, frame: FrameType | None) -> Any:
         raise
 
 
-def run_waiting() -> BaseException | None:
+def run_deferred() -> BaseException | None:
     """Runs the deferred handlers, and returns the first exception that they raise."""
     error: BaseException | None = None
-    while waiting:
+    while deferred:
         try:
-            _run(*waiting.pop(0))
+            _run(*deferred.pop(0))
         except BaseException as raised:
             error = error or raised
     return error
@@ -91,9 +91,9 @@ def in_main_thread() -> bool:
     return _get_ident() == _main_thread
 
 
-def waits() -> bool:
+def has_deferred() -> bool:
     """Whether a handler is deferred until this thread has delivered an event."""
-    return bool(waiting) and in_main_thread()
+    return bool(deferred) and in_main_thread()
 
 
 def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> T:
@@ -103,9 +103,9 @@ def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> 
         call: calls a program, or delivers an eager event.
         eager: whether handlers are deferred during the whole call, not only during
             callbacks.
-        is_done: whether the program of that result has ended. While it continues in one
-            of XLA's threads, the wrapped handlers stay installed, to notice a request
-            to end the process.
+        is_done: whether the program that returned a result has ended. While it
+            continues in one of XLA's threads, the wrapped handlers stay installed, to
+            notice a request to end the process.
     """
     global _calls, _eager
     if not in_main_thread():
@@ -129,7 +129,7 @@ def during(call: Callable[[], T], eager: bool, is_done: Callable[[T], bool]) -> 
         if done:
             unwrap_handlers()
         # inside a callback, handlers stay deferred until the callback returns
-        error = run_waiting() if waiting and not calls else None
+        error = run_deferred() if deferred and not calls else None
         if error is not None:
             raise error
     return out
@@ -168,7 +168,7 @@ _GRACE, _INTERVAL = 0.2, 0.05
 _lock = threading.RLock()
 # the arrival times of the signals that the main thread has not handled yet
 _arrived: dict[int, float] = {}
-# by signal: what its handler raised when another thread ran it
+# by signal: the exception that its handler raised in another thread
 _run_elsewhere: dict[int, BaseException | None] = {}
 
 
@@ -271,7 +271,7 @@ def _after_fork() -> None:
     _run_elsewhere.clear()
     _main_thread = threading.main_thread().ident
     _calls = _eager = 0
-    waiting.clear()
+    deferred.clear()
 
 
 if hasattr(os, "register_at_fork"):

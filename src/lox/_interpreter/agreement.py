@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import DtypeError, LoxValueError, ShapeError, StepError
-from lox._jax.numbers import Literal, Literals, adopts, is_exact, merged, unheld
+from lox._jax.numbers import Literal, Literals, adopts, first_not_held, is_exact, merged
 from lox._logs.key import all_tags
 from lox._source import Source
 
@@ -141,12 +141,12 @@ def check_adopts(
     if not adopts(dtype, target):
         culprit: Literal | None = literals[0]
     else:
-        culprit = unheld(dtype, target, literals)
+        culprit = first_not_held(dtype, target, literals)
     if culprit is not None:
         raise DtypeError(
             f"{key!r} is logged as {target} at {at} and as "
-            f"{_describe(dtype, culprit)} at {culprit.source}, which {target} does "
-            "not hold. Logged values are never wrapped or rounded: convert one of them "
+            f"{_describe(dtype, culprit)} at {culprit.source}, which {target} cannot "
+            "hold. Logged values are never wrapped or rounded: convert one of them "
             "(`jnp.asarray(x, dtype)`) or give it another name."
         )
 
@@ -194,7 +194,7 @@ def _raise_steps(key: str, name: str, first: Rows, other: Rows) -> NoReturn:
     raise StepError(
         f"{key!r} is logged with the step {name!r} as {first.steps[name].dtype} at "
         f"{first.source} and as {other.steps[name].dtype} at {other.source}, and no "
-        "dtype here holds both. Steps are never wrapped or rounded: convert one of "
+        "dtype can hold both. Steps are never wrapped or rounded: convert one of "
         "them (`jnp.asarray(step, jnp.int32)`)."
     )
 
@@ -202,7 +202,7 @@ def _raise_steps(key: str, name: str, first: Rows, other: Rows) -> NoReturn:
 def _holds_steps(part: Rows, i: int, dtype: Any, target: Any) -> bool:
     literals = part.weak_steps[i]
     if literals:
-        return unheld(dtype, target, literals) is None
+        return first_not_held(dtype, target, literals) is None
     return is_exact(dtype, target)
 
 
@@ -253,7 +253,7 @@ def _can_join_along_time(parts: Sequence[Rows], common: int) -> bool:
 
 
 def _is_remainder(parts: Sequence[Rows], common: int) -> bool:
-    """Whether these are the batches of `lax.map`: full ones in a loop, and a rest."""
+    """Whether these are the batches of `lax.map`: full ones, and a remainder."""
     whole = parts[0].lane_sizes()
     rest = next(p.lane_sizes() for p in parts if p.lane_sizes() != whole)
     return (

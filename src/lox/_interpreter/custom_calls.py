@@ -1,4 +1,4 @@
-"""What the rules of functions with custom derivatives share."""
+"""Code that is shared by the rules of functions with custom derivatives."""
 
 from collections.abc import Sequence
 from typing import Any

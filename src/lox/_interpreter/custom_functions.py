@@ -2,9 +2,9 @@
 
 Rows and state become extra results of a new custom function, with no derivative. A
 transformation inside a derivative collects what the function itself logs. The events of
-its derivative rules are removed, or `grad(spool(f))` would print them. A rule that JAX
-has traced goes through the traversal. A backward rule runs under a watch, since its
-residuals may be Python values.
+its derivative rules are removed; otherwise, `grad(spool(f))` would print them. A rule
+that JAX has traced goes through the traversal. A backward rule runs under a watch,
+since its residuals may be Python values.
 """
 
 from collections.abc import Sequence
@@ -77,9 +77,9 @@ def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
 
     # the source locations show whether a rule calls its own function (see
     # `recomputation`)
-    fun = jax.custom_jvp(rule_sources.placed_like(call, old))
+    fun = jax.custom_jvp(rule_sources.with_source_location_of(call, old))
     fun.defjvp(
-        rule_sources.placed_like(jvp, eqn.params["jvp_jaxpr_fun"]),
+        rule_sources.with_source_location_of(jvp, eqn.params["jvp_jaxpr_fun"]),
         symbolic_zeros=True,
     )
     return tree.unflatten(fun(*leaves, *args))
@@ -106,8 +106,8 @@ def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Res
     def fun(*flat: Any) -> list[Any]:
         return evaluate_body(new, flat, results)
 
-    def fwd(values: list[Any], varied: list[bool]) -> Any:
-        jaxpr, inputs, split = called.forward(values[size:], varied[size:])
+    def fwd(values: list[Any], perturbed: list[bool]) -> Any:
+        jaxpr, inputs, split = called.forward(values[size:], perturbed[size:])
         before = state_tree.unflatten(values[:size])
         outs, rest = _evaluate_rule(
             walk, eqn, jaxpr, inputs, before, old, new, tree, values

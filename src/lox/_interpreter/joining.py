@@ -192,7 +192,7 @@ def signature(record: Record, numbers: bool = True) -> Any:
 
     Args:
         record: the rows.
-        numbers: whether to include Python numbers, and not only that there are some.
+        numbers: whether to include the Python numbers, not only whether there are any.
     """
 
     def comparable(literals: Literals) -> Any:

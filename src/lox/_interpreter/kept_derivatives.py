@@ -103,21 +103,23 @@ def with_derivative_of(
 
     def jvp(primals: Any, tangents: Any) -> Any:
         # some primitives reject a tangent that is not needed, even if it is zero
-        varied = [
+        perturbed = [
             i
             for i, tangent in enumerate(tangents)
             if i >= front and type(tangent) is not SymbolicZero
         ]
         run = clean or rewritten_equation()
 
-        def run_varied(*values: Any) -> Any:
+        def run_perturbed(*values: Any) -> Any:
             full = list(primals)
-            for i, x in zip(varied, values, strict=True):
+            for i, x in zip(perturbed, values, strict=True):
                 full[i] = x
             return run(*full[front:])
 
         outs, out_tangents = jax.jvp(
-            run_varied, [primals[i] for i in varied], [tangents[i] for i in varied]
+            run_perturbed,
+            [primals[i] for i in perturbed],
+            [tangents[i] for i in perturbed],
         )
         rest = evaluate_body(new, primals, results)[results:]
         return [*outs, *rest], [

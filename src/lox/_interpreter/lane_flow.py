@@ -1,10 +1,10 @@
 """Infers which values of a program get lanes under `vmap`, without batching it.
 
 JAX decides this while it batches a program. Here, its batching rules are applied
-abstractly: a value has lanes, has no lanes, or it is unknown whether it has. The last
-is the answer unless the batching rule is one of JAX's own plain rules: primitives of
-other libraries may reduce over lanes, reject them or ignore them, collectives like
-`psum` reduce over them, and `axis_index` adds lanes.
+abstractly: a value has lanes, has no lanes, or is unknown. Only JAX's own plain
+batching rules have a known result: primitives of other libraries may reduce over lanes,
+reject them or ignore them, collectives like `psum` reduce over them, and `axis_index`
+adds lanes.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _ANSWERS: tuple[HasLanes, ...] = (False, None, True)
 
 
 def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[HasLanes]:
-    """Which results of a jaxpr have lanes, given which inputs have."""
+    """Which results of a jaxpr have lanes, given which inputs have lanes."""
     return _answers(_propagate(jaxpr, _levels(batched)))
 
 

@@ -39,7 +39,7 @@ class Rows:
         weak_steps: the same for each step; NumPy numbers count as well.
         lines: the lines that logged the key, in program order.
         reduce: the reduction of the key, if any.
-        unbounded: whether the number of rows is not known; these are only types then.
+        unbounded: whether the number of rows is unknown; then the rows are only types.
         devices: whether some lanes are devices of a mesh.
         tags: the tags of all lines.
         sparse: whether some rows have a `when`, so that few may be logged.

@@ -1,7 +1,7 @@
 """Rules of traversals that only infer the types of rows.
 
-A primitive without one uses its ordinary rule. These rules save time, or return types
-where the ordinary rule would need a state.
+A primitive without such a rule uses its ordinary rule. These rules save time, or return
+types where the ordinary rule would need a state.
 """
 
 import dataclasses

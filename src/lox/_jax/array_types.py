@@ -9,14 +9,14 @@ from jax import lax
 
 
 def partly_manual() -> bool:
-    """Whether a `shard_map` around us is manual over some, but not all, mesh axes."""
+    """Whether an enclosing `shard_map` is manual over some, but not all, mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = set(getattr(mesh, "manual_axes", ()))
     return bool(manual) and manual != set(mesh.axis_names)
 
 
 def shard_map_devices() -> int:
-    """The number of devices of the mesh of the `shard_map` around us; 0 outside."""
+    """The number of devices of the mesh of the enclosing `shard_map`; 0 if none."""
     mesh = jax.sharding.get_abstract_mesh()
     return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
 

@@ -9,7 +9,7 @@ from jax.extend import core as jex
 from . import compat, jaxprs
 
 _batch_jaxpr = compat.private(
-    "interpreters.batching.batch_jaxpr", "tell which lanes of a `while_loop` log"
+    "interpreters.batching.batch_jaxpr", "find the lanes of a `while_loop` that log"
 )
 _broadcast = compat.private(
     "interpreters.batching.broadcast", "log in every lane on an explicit mesh"

@@ -9,7 +9,7 @@ from jax.interpreters import batching
 from . import compat, primitives, tracebacks
 
 _batch_jaxpr = compat.private(
-    "interpreters.batching.batch_jaxpr", "tell which lanes of a `while_loop` log"
+    "interpreters.batching.batch_jaxpr", "find the lanes of a `while_loop` that log"
 )
 
 # The rules with which all results are batched if any input is, and none otherwise.

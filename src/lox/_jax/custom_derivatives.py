@@ -65,7 +65,7 @@ def fwd_rule_residuals(
 def bwd_rule(eqn: JaxprEqn) -> Callable[..., tuple[list[Any], Any]]:
     """The backward rule: from residuals and cotangents to cotangents, None where zero.
 
-    The second result are the logs of `defvjp_with_logs`, a feature of JAX itself (from
+    The second result is the logs of `defvjp_with_logs`, a feature of JAX itself (from
     0.11.1 on).
     """
 
@@ -142,5 +142,5 @@ def _cotangent_aval(aval: Any) -> Any:
 
 
 def closed_over_error() -> Exception:
-    """JAX's error for a `custom_vjp` function that closes over a varied value."""
+    """JAX's error for a `custom_vjp` function that closes over a perturbed value."""
     return _CustomVJPException()

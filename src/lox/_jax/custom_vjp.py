@@ -33,28 +33,28 @@ class CustomVjpCall:
     def checked(self, args: Sequence[Any]) -> Sequence[Any]:
         """The inputs of the replacement function.
 
-        Varying a value that the function closes over is an error. The forward rule
-        detects it, unless it is not told which inputs are varied.
+        It is an error to differentiate with respect to a value that the function closes
+        over. The forward rule detects it if it gets flags for perturbed inputs.
         """
         return args
 
     def forward(
-        self, args: Sequence[Any], varied: Sequence[bool]
+        self, args: Sequence[Any], perturbed: Sequence[bool]
     ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
         """The forward rule.
 
         Args:
             args: the inputs of the equation.
-            varied: which of them are varied.
+            perturbed: which of them are perturbed (have a nonzero tangent).
 
         Returns:
             The closed jaxpr of the rule, its inputs, and a function that splits its
             outputs into results and residuals.
         """
         closed_over = self._closed_over
-        if any(varied[:closed_over]):
+        if any(perturbed[:closed_over]):
             raise closed_over_error()
-        jaxpr = fwd_rule_jaxpr(self._eqn, varied[closed_over:])
+        jaxpr = fwd_rule_jaxpr(self._eqn, perturbed[closed_over:])
 
         def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:
             residuals, results = fwd_rule_residuals(self._eqn, args, outs)
@@ -78,14 +78,14 @@ class CustomVjpCall:
 
         Args:
             fun: the replacement, a `custom_vjp` function.
-            fwd: a function of the arguments, and of which of them are varied.
+            fwd: a function of the arguments, and of which of them are perturbed.
             bwd: a function of the residuals and cotangents that returns a pair, as
                 `backward` does.
         """
-        define_vjp(fun, _with_varied_flags(fwd), bwd, symbolic_zeros=True)
+        define_vjp(fun, _with_perturbed_flags(fwd), bwd, symbolic_zeros=True)
 
 
-def _with_varied_flags(fwd: Callable[..., Any]) -> Callable[..., Any]:
+def _with_perturbed_flags(fwd: Callable[..., Any]) -> Callable[..., Any]:
     def rule(*primals: Any) -> Any:
         return fwd([x.value for x in primals], [x.perturbed for x in primals])
 
@@ -118,15 +118,15 @@ class _HighCustomVjpCall(CustomVjpCall):
         if self._symbolic_zeros:
             return args
         closed_over = self._closed_over
-        return [*map(_never_varied, args[:closed_over]), *args[closed_over:]]
+        return [*map(_never_perturbed, args[:closed_over]), *args[closed_over:]]
 
     def forward(
-        self, args: Sequence[Any], varied: Sequence[bool]
+        self, args: Sequence[Any], perturbed: Sequence[bool]
     ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
         prim, closed_over = self._prim, self._closed_over
         if not self._symbolic_zeros:  # then the rule does not depend on the flags
-            varied = [i >= closed_over for i in range(len(args))]
-        flags = prim.in_tree.unflatten(varied)
+            perturbed = [i >= closed_over for i in range(len(args))]
+        flags = prim.in_tree.unflatten(perturbed)
         trees = []
 
         def rule(*flat: Any) -> list[Any]:
@@ -162,10 +162,10 @@ class _HighCustomVjpCall(CustomVjpCall):
     def define(
         self, fun: Any, fwd: Callable[..., Any], bwd: Callable[..., Any]
     ) -> None:
-        def all_varied(*args: Any) -> Any:
+        def all_perturbed(*args: Any) -> Any:
             return fwd(list(args), [True] * len(args))
 
-        rule = _with_varied_flags(fwd) if self._symbolic_zeros else all_varied
+        rule = _with_perturbed_flags(fwd) if self._symbolic_zeros else all_perturbed
         options = {
             "symbolic_zeros": self._symbolic_zeros,
             "optimize_remat": self._params["opt_remat"],
@@ -181,8 +181,8 @@ def custom_vjp_call(eqn: JaxprEqn) -> CustomVjpCall:
     return CustomVjpCall(eqn) if jaxprs.hijax(eqn) is None else _HighCustomVjpCall(eqn)
 
 
-def _never_varied(x: Any) -> Any:
-    """Marks a closed-over value of a `custom_vjp` function: varying it is an error."""
+def _never_perturbed(x: Any) -> Any:
+    """Makes it an error to differentiate with respect to a closed-over value."""
     if not isinstance(x, jax.core.Tracer):
         return x
     inexact = jax.numpy.issubdtype(jax.typeof(x).dtype, jax.numpy.inexact)

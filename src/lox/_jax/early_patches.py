@@ -89,7 +89,7 @@ def _watch_custom_functions() -> None:
 
 
 def _check_method(trace: Any, name: str, functions: int) -> None:
-    """Checks that a method takes a primitive, that many functions, and arguments."""
+    """Checks that a method takes a primitive, a number of functions, and arguments."""
     if name not in vars(trace):  # the method of its base class only raises
         raise UnavailableError(f"`{trace.__name__}` has no `{name}`")
     named = list(inspect.signature(getattr(trace, name)).parameters)
@@ -125,7 +125,7 @@ def _jvp_call(call: Any) -> Any:
 
 def _is_rule_of_jax(rule: Any, fun: Any) -> bool:
     return rule_sources.is_jax_rule(
-        rule_sources.place_of(rule), rule_sources.place_of(fun)
+        rule_sources.source_location(rule), rule_sources.source_location(fun)
     )
 
 

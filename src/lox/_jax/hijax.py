@@ -159,7 +159,7 @@ _VJPHiPrimitive = compat.private(
 
 
 def give_effects(effects: frozenset[Any]) -> None:
-    """Gives high-level primitives those of these effects that their jaxprs have.
+    """Adds these effects to high-level primitives whose jaxprs have them.
 
     JAX does this from 0.12 on. Before, it would drop a `custom_vjp` function if none of
     its results is used, or run it twice under a checkpoint.

@@ -82,7 +82,7 @@ _call_program: Callable[[Callable[[], Any]], Any] = lambda call: call()  # noqa:
 
 
 def around_programs(hook: Callable[[Callable[[], Any]], Any]) -> None:
-    """Makes every call of a program with effects through `hook(call)`."""
+    """Routes every call of a program with effects through `hook(call)`."""
     global _call_program
     _call_program = hook
 
@@ -129,7 +129,7 @@ _stopped = 0
 
 
 def program_stopped() -> None:
-    """Notes that a callback is about to end its program.
+    """Records that a callback is about to end its program.
 
     JAX would pass the error on to the next program with ordered effects.
     """

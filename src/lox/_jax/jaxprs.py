@@ -114,20 +114,20 @@ def trace(
         info = info._replace(arg_names=("",) * len(avals))
     wrapped = lu.wrap_init(flat, debug_info=info)
     jaxpr, out_avals, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))[:3]
-    return _noted(jex.ClosedJaxpr(jaxpr, consts)), tree, list(out_avals)
+    return _mark_made_by_lox(jex.ClosedJaxpr(jaxpr, consts)), tree, list(out_avals)
 
 
-_made_here: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_made_by_lox: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _noted(closed: Any) -> Any:
-    _made_here.add(closed)
+def _mark_made_by_lox(closed: Any) -> Any:
+    _made_by_lox.add(closed)
     return closed
 
 
-def is_made_here(closed: Any) -> bool:
+def is_made_by_lox(closed: Any) -> bool:
     """Whether lox created this closed jaxpr, as a replacement of one that logged."""
-    return closed in _made_here
+    return closed in _made_by_lox
 
 
 def without_forwarded(
@@ -141,7 +141,7 @@ def without_forwarded(
         outputs: the first output that may be dropped.
 
     Returns:
-        The smaller jaxpr, and the inputs that the dropped outputs are, by position.
+        The smaller jaxpr, and the index of the input for each dropped output.
     """
     jaxpr = closed.jaxpr
     position = {var: i for i, var in enumerate(jaxpr.invars) if i >= inputs}
@@ -155,7 +155,7 @@ def without_forwarded(
     kept = [var for i, var in enumerate(jaxpr.outvars) if i not in dropped]
     new = jaxpr.replace(outvars=kept, debug_info=_unnamed(jaxpr.debug_info))
     new = new if closed is jaxpr else jex.ClosedJaxpr(new, closed.consts)
-    return _noted(new), dropped
+    return _mark_made_by_lox(new), dropped
 
 
 def hijax(eqn: JaxprEqn) -> Any:

@@ -15,7 +15,7 @@ def patches_for(effect: Any) -> tuple[Patch, ...]:
         Patch(
             "the lowering rule of `jit`",
             without="XLA copies a loop in a `jit` without arguments dozens of times, "
-            "callbacks and all, or crashes",
+            "including callbacks, or crashes",
             instead="give the jitted function an argument",
             install=lambda: _inline_calls_without_arguments(effect),
             refuse=lambda patch: _refuse_calls_without_arguments(patch, effect),
@@ -37,7 +37,7 @@ def _inline_calls_without_arguments(effect: Any) -> None:
     token, and then copies a loop in it dozens of times, including callbacks, or
     crashes.
     """
-    if primitives.jit_inlines_or_not():  # up to 0.10, which inlines correctly
+    if primitives.jit_inline_is_bool():  # up to 0.10, which inlines correctly
         return
     inline = compat.private("api.Inline", "inline a `jit` without arguments")
 

@@ -2,7 +2,7 @@
 
 A log never wraps, rounds or narrows a number. A cast is allowed if it is exact for
 every value of the dtype, or, for a Python number that is known at tracing time, if it
-is exact for that number. A Python float adopts the precision of its neighbours, as in
+is exact for that number. A Python float adopts the precision of the other rows, as in
 JAX, but it never becomes infinite or zero.
 """
 
@@ -18,7 +18,7 @@ from lox._source import Source
 
 
 class Literal(NamedTuple):
-    """A number that may adopt the dtype of its neighbours.
+    """A number that may adopt the dtype of the other rows.
 
     Attributes:
         number: a Python number; None if it is known only at run time, such as the
@@ -100,8 +100,8 @@ def _odd_part(number: int) -> int:
     return number // (number & -number) if number else 0
 
 
-def unheld(dtype: Any, target: Any, literals: Literals) -> Literal | None:
-    """The first of the literals, of the dtype `dtype`, that `target` does not hold."""
+def first_not_held(dtype: Any, target: Any, literals: Literals) -> Literal | None:
+    """The first of the literals, of the dtype `dtype`, that `target` cannot hold."""
     if dtype == target:
         return None
     for literal in literals:

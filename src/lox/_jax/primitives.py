@@ -20,8 +20,8 @@ def _unspecified() -> tuple[Any, Any]:
     return params["out_shardings"][0], params["out_layouts"][0]
 
 
-def jit_inlines_or_not() -> bool:
-    """Whether the parameter `inline` is a bool; from 0.11 on, it also says when."""
+def jit_inline_is_bool() -> bool:
+    """Whether the parameter `inline` of `jit` is a bool, as it is before 0.11."""
     params = compat.example(jax.jit(lambda x: x), 0.0).eqns[0].params
     return isinstance(params["inline"], bool)
 

@@ -19,9 +19,11 @@ def name_of_custom_jvp(eqn: JaxprEqn) -> str:
     )
 
 
-def placed_like(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
+def with_source_location_of(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
     """A copy of `fun` with the name and source location of `like`."""
-    found = re.fullmatch(r"(\S+) at (.+):(\d+)", place_of(jaxprs.open_jaxpr(like)))
+    found = re.fullmatch(
+        r"(\S+) at (.+):(\d+)", source_location(jaxprs.open_jaxpr(like))
+    )
     if found is None:
         return fun
 
@@ -36,10 +38,12 @@ def placed_like(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
 
 
 def name_of(function: Any, rule: Any) -> str:
-    return f"{place_of(function)}, {place_of(rule)}"
+    """The name of a custom function: the source locations of it and of a rule."""
+    return f"{source_location(function)}, {source_location(rule)}"
 
 
-def place_of(rule: Any) -> str:
+def source_location(rule: Any) -> str:
+    """The name, file and line of a function that JAX has traced, if known."""
     info = getattr(rule, "debug_info", None)
     return getattr(info, "func_src_info", None) or ""
 
@@ -48,14 +52,14 @@ def rules_of_jax(eqn: JaxprEqn) -> bool:
     """Whether a custom function is one of JAX's own, such as `relu`."""
     prim = jaxprs.hijax(eqn)
     if prim is not None:  # its rules have no source location
-        place = place_of(jaxprs.open_jaxpr(jaxprs.innermost(prim).traced.jaxpr))
+        place = source_location(jaxprs.open_jaxpr(jaxprs.innermost(prim).traced.jaxpr))
         return is_jax_rule(place, place)
     call = next(
         (eqn.params[x] for x in ("call_jaxpr", "call") if x in eqn.params), None
     )
-    function = place_of(call if call is None else jaxprs.open_jaxpr(call))
+    function = source_location(call if call is None else jaxprs.open_jaxpr(call))
     rules = (eqn.params.get(name) for name in ("jvp_jaxpr_fun", "bwd", "rule"))
-    return any(is_jax_rule(place_of(rule), function) for rule in rules)
+    return any(is_jax_rule(source_location(rule), function) for rule in rules)
 
 
 # JAX's modules whose rules never call functions of the user, unlike those of

@@ -148,8 +148,8 @@ CONCRETE_VALUE_ERRORS = (
     jax.errors.TracerIntegerConversionError,
 )
 
-# Whether a call is inside no JAX transformation. JAX's own function, because every call
-# of a transformed function calls it.
+# Whether no JAX transformation encloses a call. JAX's own function, without a wrapper,
+# because every call of a transformed function calls it.
 at_top_level: Callable[[], bool] = compat.private(
     "core.trace_state_clean",
     "an eager call is treated like one inside a transformation",

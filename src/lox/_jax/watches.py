@@ -29,7 +29,7 @@ class Watch(Protocol):
         ...
 
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
-        """Whether a primitive can be bound unchanged; asked after the first event."""
+        """Whether a primitive can be bound unchanged; called after the first event."""
         ...
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -192,12 +192,12 @@ class Dormant:
         self._awake = False
         self._watch: Watch | None = None
         # the watches that `inside` returned while this one was dormant
-        self._asked: list[tuple[str, str, Dormant]] = []
+        self._children: list[tuple[str, str, Dormant]] = []
 
     def _wake(self) -> Watch | None:
         if not self._awake:
             self._watch, self._awake = self._make(), True
-            for role, name, child in self._asked:
+            for role, name, child in self._children:
                 inner = None if self._watch is None else self._watch.inside(role, name)
                 child._make = functools.partial(_given, inner)
         return self._watch
@@ -231,7 +231,7 @@ class Dormant:
             return child._make()
 
         child = Dormant(make)
-        self._asked.append((role, name, child))
+        self._children.append((role, name, child))
         return child
 
 

@@ -1,14 +1,14 @@
 """Flax Linen: events in the body of `nn.scan`.
 
-Before its loop, `nn.scan` traces the body once more, to find the outputs that are the
-same in every iteration, and evaluates those. Of that trace, Flax takes what does not
-depend on the loop: an event of constants would be logged once too often, and newer
-versions (0.12.12) take any other event for a broadcasted output that does depend on it,
-and refuse the program. The events of the loop itself are all that count, so those of
-the first trace are removed.
+Before its loop, `nn.scan` traces the body an additional time, to find the outputs that
+are the same in every iteration, and evaluates those. From that trace, Flax keeps what
+does not depend on the loop, so an event of constants would be logged once too often.
+Newer versions (0.12.12) mistake any other event for a broadcasted output that depends
+on the loop, and refuse the program. Only the events of the loop itself count, so those
+of the first trace are removed.
 
-The first event of a process may be in that trace, so it is prepared as soon as Flax is
-imported.
+The first event of a process may be in that trace, so this module changes Flax as soon
+as it is imported.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from lox._jax import jaxprs, partial_eval, patches, tracing
 
 
 class _Source:
-    """What removes all events from a closed jaxpr; the traversal sets it."""
+    """Holds a function that removes all events from a jaxpr; set by the traversal."""
 
     without_events: Callable[[Any], Any]
 
@@ -28,7 +28,7 @@ source = _Source()
 
 
 class _PartialEval:
-    """JAX's module of that name, as Flax uses it for its first trace."""
+    """Wraps JAX's module `partial_eval`, which Flax uses for its first trace."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -52,11 +52,11 @@ class _PartialEval:
     def trace_to_jaxpr_nounits(
         self, fun: Any, values: Sequence[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Up to Flax 0.12.8, which evaluates while it traces."""
+        """Called by Flax up to 0.12.8, which evaluates while it traces."""
         try:
             closed = partial_eval.trace_unknown(fun, values)
         except tracing.CONCRETE_VALUE_ERRORS:
-            # a function that looks at values can only be evaluated at once
+            # a function that depends on concrete values must be evaluated immediately
             return self._module.trace_to_jaxpr_nounits(fun, values, *args, **kwargs)
         if patches.installed:
             closed = source.without_events(closed)

@@ -1,1 +1,1 @@
-"""`logdict`, and what it is made of."""
+"""`logdict`, and its keys, metadata and exports."""

@@ -1,7 +1,7 @@
-"""How other packages read what a logdict holds besides its values.
+"""Functions with which other packages read the metadata of a logdict.
 
-They do not use the private attributes of logdicts. `logdict.py` has `make_logdict` and
-`from_keys` to create logdicts.
+These packages do not use the private attributes of logdicts. To create logdicts, they
+use `make_logdict` and `from_keys` in `logdict.py`.
 """
 
 from lox._arrays import is_jax_array, leaves_of

@@ -95,7 +95,7 @@ def to_pandas(logs: "logdict") -> Any:
         how = {"on": on, "how": "outer", "sort": True} if on else {"how": "cross"}
         joined = both[0].merge(both[1], **how)
         tables[labels] = joined.drop(columns="_nth", errors="ignore")
-    # repeat keys that were logged once in every row of their lanes; keys with other
+    # a key that was logged once is repeated in every row of its lanes; keys with other
     # steps are in separate rows
     once = {k: tables[k] for k in tables if all(x.startswith("lane_") for x in k)}
     many = [table for labels, table in tables.items() if labels not in once]
@@ -111,7 +111,7 @@ def to_pandas(logs: "logdict") -> Any:
 
 
 def _frame(pandas: Any, column: _Column) -> tuple[tuple[str, ...], Any]:
-    """One column, with the labels of its rows: lanes, and steps or else positions."""
+    """One column, with row labels: lanes, and steps (or positions without steps)."""
     name, array, own, _, key = column
     shape = column.row_shape
     size = int(np.prod(shape))
@@ -185,10 +185,10 @@ def plot(logs: "logdict", keys: Sequence[str], x: str | None) -> Any:
     if keys:
         selected.sort(key=lambda column: keys.index(column.key))
     if missing or not selected:
-        asked = ", ".join(map(repr, missing or keys)) or "nothing"
+        requested = ", ".join(map(repr, missing or keys)) or "nothing"
         raise LoxValueError(
-            f"`plot` draws scalar keys that have a time axis; it cannot draw {asked}. "
-            f"These logs have {', '.join(map(repr, logs)) or 'no keys'}."
+            "`plot` draws scalar keys that have a time axis; it cannot draw "
+            f"{requested}. These logs have {', '.join(map(repr, logs)) or 'no keys'}."
         )
     figure = module.Figure(figsize=(7, 2.4 * len(selected)), layout="constrained")
     panels = figure.subplots(len(selected), 1, squeeze=False)[:, 0]

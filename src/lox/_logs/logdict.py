@@ -161,10 +161,10 @@ class logdict(MetadataDict):
             return NotImplemented
         return logdict(other) + self
 
-    # the ignores: the operators of `dict` return `dict`, and take only dicts
+    # the type ignores: operators of `dict` return a `dict`, and accept only dicts
 
     def __or__(self, other: Mapping[str, Any]) -> "logdict":  # type: ignore[override]
-        """The keys of both; a key that both have is taken from the right one."""
+        """The keys of both; for a key in both, that of the right operand."""
         if not isinstance(other, Mapping):
             return NotImplemented
         right = other if isinstance(other, logdict) else logdict(other)
@@ -386,7 +386,7 @@ def _needs_two_arguments(function: Callable[..., Any]) -> bool:
 
 # A function from the arrays of a row, first its values and then its steps, to logs. All
 # rows of one function have the same keys, shapes and dtypes.
-OpenRow = Callable[[Sequence[Any]], logdict]
+RowToLogs = Callable[[Sequence[Any]], logdict]
 
 RESERVED = frozenset(dir(logdict)) | {"explicit"}
 # the attributes that a logdict has and a dict does not
@@ -399,8 +399,8 @@ _MAX_NAMED = 20
 
 def reserved_step(name: str) -> str:
     return (
-        f"a step cannot be called {name!r}, since `logs.{name}` means something else "
-        f"already. Call it, say, {name + '_step'!r}."
+        f"a step cannot be called {name!r}, since `logs.{name}` has another meaning. "
+        f"Choose another name, such as {name + '_step'!r}."
     )
 
 

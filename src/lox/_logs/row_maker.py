@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .key import KeyInfo
-from .logdict import OpenRow, logdict
+from .logdict import RowToLogs, logdict
 from .metadata import Metadata
 
 
@@ -12,7 +12,7 @@ def row_maker(
     keys: Sequence[str],
     steps: Sequence[str],
     describe: Callable[[Sequence[Any]], dict[str, KeyInfo]],
-) -> OpenRow:
+) -> RowToLogs:
     """A function that creates a logdict from the values of keys and then of steps.
 
     It does the same as `make_logdict`, in a third of the time.
@@ -37,7 +37,7 @@ def row_maker(
     # all rows without steps share it
     plain = Metadata(nothing, nothing, info, nothing)
 
-    def open_row(values: Sequence[Any]) -> logdict:
+    def make_row(values: Sequence[Any]) -> logdict:
         logs = new(logdict)
         if others:
             update(logs, zip(keys, values))  # noqa: B905  (the steps come after)
@@ -56,4 +56,4 @@ def row_maker(
         logs._metadata = as_metadata(Metadata, (by_key, nothing, info, nothing))
         return logs
 
-    return open_row
+    return make_row

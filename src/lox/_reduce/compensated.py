@@ -21,7 +21,7 @@ def zeros(kind: Any, dtype: Any = None) -> Any:
 
 
 class CompensatedSum(NamedTuple):
-    """A sum with first and second order rounding errors (Klein's algorithm).
+    """A sum that tracks first- and second-order rounding errors (Klein's algorithm).
 
     The three updates depend little on each other, so that even a loop that does nothing
     else is not slowed down.

@@ -39,7 +39,7 @@ def accumulator(reduction: Reduction, value_type: ValueType) -> Accumulator:
     if not jax.tree.leaves(result):
         raise LoxValueError(
             f"the `finish` of the `lox.Reduction` of {where} returned {result!r}, "
-            "which holds no array."
+            "which contains no array."
         )
     starts = map(array_types.sharded_like, jax.tree.leaves(start), updating.out_avals)
     held = [list(starts), updating.consts, finishing.consts]

@@ -26,7 +26,7 @@ from .protocol import Accumulator, AnyReduction, Leaves, StackedRows, ValueType
 
 
 class Named(AnyReduction):
-    """A reduction of each leaf by itself; subclasses reduce one leaf."""
+    """A reduction that is applied to each leaf; subclasses reduce one leaf."""
 
     name: str
     # whether `update` needs the number of previous events
@@ -175,7 +175,7 @@ def _masked_mean(rows: Any, axis: int, mask: Any) -> tuple[Any, Any]:
 
 
 class _Moments(NamedTuple):
-    # the first value, which is subtracted from all values against cancellation
+    # the first value, which is subtracted from all values to avoid cancellation
     origin: Any
     total: CompensatedSum
     squares: CompensatedSum

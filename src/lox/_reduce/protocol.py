@@ -75,7 +75,7 @@ class AnyReduction:
 
     # whether it keeps all rows
     keeps_rows = False
-    # whose step a reduced row has: that of the "first" or the "last" event
+    # which event's step a reduced row has: that of the "first" or the "last" event
     step = "last"
 
     def in_loop(self, value: ValueType) -> Accumulator:

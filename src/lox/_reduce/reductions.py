@@ -107,8 +107,8 @@ def check_one(reduction: Any, what: str) -> AnyReduction:
         if name in REDUCTIONS:
             return REDUCTIONS[name]
     raise LoxValueError(
-        f"{what} got the unknown reduction {reduction!r}; there are "
-        f"{', '.join(REDUCTIONS)}, and `lox.Reduction` for a custom one."
+        f"{what} got the unknown reduction {reduction!r}; it must be "
+        f"{', '.join(REDUCTIONS)}, or a custom `lox.Reduction`."
     )
 
 

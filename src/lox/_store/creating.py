@@ -156,7 +156,7 @@ def _is_run_file(name: str) -> bool:
 def _remove_rows(path: pathlib.Path, before: int) -> None:
     """Removes the files of writers with lower numbers, and nothing else.
 
-    If the process is killed meanwhile, files remain that are not part of the run.
+    If the process is killed before the end, files remain that are not part of the run.
     """
     for name in os.listdir(path):
         match = WRITER.fullmatch(name) or FINISHED.fullmatch(name)

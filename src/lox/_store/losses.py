@@ -75,7 +75,7 @@ class PlacedRecords:
     """What the `.places` file of a segment says about its records.
 
     Attributes:
-        has_file: whether a file of records was created; it may have none.
+        has_file: whether a file of records was created; it may be empty.
         at_least: the minimum number of records that were written.
     """
 

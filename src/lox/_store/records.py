@@ -22,7 +22,7 @@ def records_of(logs: logdict) -> Iterable[tuple[Schema, list[Any]]]:
     for name, value in logs.items():
         if not leaves_of(value):
             raise LoxTypeError(
-                f"{name!r} is {value!r}, which holds no array, and cannot be saved. "
+                f"{name!r} is {value!r}, which contains no array, and cannot be saved. "
                 "Leave the key out."
             )
     keys = keys_of(logs.compact())

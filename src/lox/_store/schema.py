@@ -201,7 +201,7 @@ class Schema:
                 "one by one."
             )
         fields = [(f"c{i}", c.stored_dtype, c.shape) for i, c in enumerate(columns)]
-        if size == 0:  # the file's size gives the number of records
+        if size == 0:  # the number of records follows from the file size
             fields.append(("padding", np.dtype("u1"), ()))
         return np.dtype(fields)
 

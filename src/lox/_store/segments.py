@@ -210,7 +210,7 @@ class WrittenSegments:
         """The number of the event of each record."""
         segments = [segment for segment in self.segments if segment.count]
         places = [segment.places() for segment in segments]
-        # if a `.places` file was truncated, its last series is taken for too long
+        # if a `.places` file was truncated, its last series appears too long
         owners = np.repeat(np.arange(len(places)), [len(rows) for rows, _, _ in places])
         starts = np.concatenate([numbers for _, numbers, _ in places])
         lengths = np.concatenate([length for _, _, length in places])
@@ -219,8 +219,8 @@ class WrittenSegments:
         for i in np.nonzero(ends[:-1] > starts[order][1:])[0][:1]:
             first, second = (segments[owners[order[j]]].places_path for j in (i, i + 1))
             raise StoreError(
-                f"{first} and {second} give the same number to two events: one of them "
-                "is damaged, or two writers have shared the directory, which older "
+                f"{first} and {second} assign the same number to two events: one of "
+                "them is damaged, or two writers shared the directory, which older "
                 "versions of lox allowed. Load the keys that are in one segment by "
                 "their names."
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from lox._errors import ShapeError, StoreError
 from lox._logs.access import metadata_of
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import RowToLogs, logdict
 from lox._serialized import SerializedCalls
 
 from .format import (
@@ -49,7 +49,7 @@ class Writer:
         self._plans: dict[Any, Plan] = {}
         self._last_plan: Plan | None = None
         # the segments that rows of programs are appended to without analysis
-        self._row_segments: dict[OpenRow, SegmentWriter] = {}
+        self._row_segments: dict[RowToLogs, SegmentWriter] = {}
         self._calls = SerializedCalls()
         self._lock = self._calls.lock
         self._start_directory()
@@ -89,23 +89,23 @@ class Writer:
         """Writes all rows to the operating system; `sync` flushes them to the disk."""
         self._calls.call(self._write, logs)
 
-    def write_row(self, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+    def write_row(self, to_logs: RowToLogs, arrays: Sequence[Any]) -> None:
         """Writes one row of a program.
 
         Args:
-            open_row: converts the row to logs.
+            to_logs: converts the row to logs.
             arrays: the values of the row, and then its steps.
         """
-        self._calls.call(self._write_row, open_row, arrays)
+        self._calls.call(self._write_row, to_logs, arrays)
 
-    def _write_row(self, open_row: OpenRow, arrays: Sequence[Any]) -> None:
-        segment = self._row_segments.get(open_row)
+    def _write_row(self, to_logs: RowToLogs, arrays: Sequence[Any]) -> None:
+        segment = self._row_segments.get(to_logs)
         if segment is None or not segment.intact:
-            segment = self._write(open_row(arrays))
+            segment = self._write(to_logs(arrays))
             if segment is not None and segment.can_append_row(arrays):
                 if len(self._row_segments) > _MAX_PLANS:
                     self._row_segments.clear()
-                self._row_segments[open_row] = segment
+                self._row_segments[to_logs] = segment
             return
         try:
             segment.append_row(arrays, self._next_number(1))
@@ -124,7 +124,7 @@ class Writer:
             raise
 
     def _handle_removal(self) -> None:
-        """Handles that the writer's directory was removed."""
+        """Handles the removal of the writer's directory."""
         self._removed = True
         self._close_segments()
 
@@ -224,8 +224,8 @@ class Writer:
             before = self._forms.get(name, form)
             if form != before:
                 raise ShapeError(
-                    f"{name!r} was saved with {before}, and is now to be saved with "
-                    f"{form}. Give it the same in every row, or another name."
+                    f"{name!r} was saved with {before}, and cannot be saved with "
+                    f"{form} as well. Use another name for one of them."
                 )
         self._forms |= forms
 

@@ -107,8 +107,8 @@ class Streams:
         numbers = {self._of_key[key] for key in keys if key in self}
         return {number: one for number, one in state.items() if number in numbers}
 
-    def _taking(self, record: Record, state: StreamStates) -> list[int]:
-        """The numbers of the streams that the rows of one event go into."""
+    def _numbers_for(self, record: Record, state: StreamStates) -> list[int]:
+        """The numbers of the streams that receive the rows of one event."""
         if not state:
             return []
         numbers = dict.fromkeys(self._of_key[key] for key in record if key in self)
@@ -139,7 +139,7 @@ class Streams:
                 emit(stream, rows, new, due)
             return new
 
-        for number in self._taking(record, state):
+        for number in self._numbers_for(record, state):
             stream = self._streams[number]
             rows = Record((key, record[key]) for key in stream.rows)
             state = {**state, number: _each_row(update, stream, state[number], rows)}
@@ -148,7 +148,7 @@ class Streams:
 
 
 def _each_row(update: Update, stream: Stream, state: State, rows: Record) -> State:
-    """Updates a stream by rows, in order of time."""
+    """Updates a stream with rows, in order of time."""
     if not next(iter(rows.values())).stacked:
         return _each_lane(update, stream, state, rows)
 
@@ -160,7 +160,7 @@ def _each_row(update: Update, stream: Stream, state: State, rows: Record) -> Sta
 
 
 def _each_lane(update: Update, stream: Stream, state: State, rows: Record) -> State:
-    """Updates a stream by an event; extra lanes are taken one after the other.
+    """Updates a stream with an event; extra lanes are processed one after the other.
 
     The event has more lanes than the stream where lanes are joined along time.
     """

@@ -114,7 +114,7 @@ class Reduce(NamedTuple):
         )
 
     def rows_of(self, number: Any) -> Any:
-        """How many rows `number` events give, including an incomplete last row."""
+        """How many rows `number` events result in, including an incomplete last row."""
         window = self.window or 1
         return _quotient(number + (window - 1), window)
 
@@ -125,14 +125,14 @@ class Buffer(NamedTuple):
     Attributes:
         size: the maximum number of rows; None for a buffer that keeps none.
         row_types: the types of a row.
-        starts_anew: whether it is emptied when it is full. If not, rows beyond its end
-            are dropped.
+        empties_when_full: whether it is emptied when it is full. If not, rows beyond
+            its end are dropped.
         fits: whether it is known that no rows are dropped.
     """
 
     size: int | None
     row_types: Row
-    starts_anew: bool
+    empties_when_full: bool
     fits: bool
 
     def initial(self) -> Row:
@@ -148,7 +148,7 @@ class Buffer(NamedTuple):
     def update(self, kept: Row, row: Row, index: Any, happens: Any) -> Row:
         if self.size is None:
             return kept
-        if self.starts_anew:
+        if self.empties_when_full:
             index = remainder(index, self.size)
         elif not self.fits:
             happens = both(happens, index < self.size)
@@ -166,7 +166,7 @@ class Stages(NamedTuple):
         return State(*(stage.initial() for stage in self))
 
     def update(self, state: State, event: Row, happens: Any) -> tuple[State, Any, Any]:
-        """Updates the state by an event.
+        """Updates the state with an event.
 
         Args:
             state: the state.

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
     Attributes:
         interval: the interval; 1 for every event.
-        step: whose step a reduced row has, that of the "first" or the "last" event;
+        step: which event's step a reduced row has, that of the "first" or the "last";
             None without a reduction.
         window: the number of events per reduced row; None for all.
         size: the size of the buffer; None without one.
@@ -145,7 +145,7 @@ class Stream:
             or reduce.keeps_first
             or any(one.counts for one in accumulators)
         )
-        buffer = Buffer(plan.size, row_types, starts_anew=emits, fits=fits)
+        buffer = Buffer(plan.size, row_types, empties_when_full=emits, fits=fits)
         return Stages(Interval(plan.interval, counts), reduce, buffer)
 
     def _type(self, kind: Any) -> Any:
@@ -173,7 +173,7 @@ class Stream:
         return jax.tree.map(spread, self._stages.initial())
 
     def update(self, state: State, record: Mapping[str, Rows]) -> tuple[State, Any]:
-        """Updates the state by an event.
+        """Updates the state with an event.
 
         Returns:
             The new state, and whether the rows in it are complete; per lane, if every
@@ -211,26 +211,26 @@ class Stream:
 
     # --- rows ------------------------------------------------------------------------
 
-    def _taken(self, state: State) -> Any:
+    def _passed(self, state: State) -> Any:
         """The number of events that passed the interval."""
         count = self._events if state.count is None else state.count
         return self._stages.interval.passed(count)
 
     def _incomplete(self, state: State) -> Any:
         """The number of events in rows that are not complete."""
-        taken = self._taken(state)
-        return remainder(taken, self._period) if self._period else taken
+        passed = self._passed(state)
+        return remainder(passed, self._period) if self._period else passed
 
     def all_rows(self, state: State) -> tuple[dict[str, Rows], Any]:
         """All rows, and the number of dropped rows, if any may be dropped."""
 
         def finish(state: State) -> Any:
-            taken = self._taken(state)
-            row, filled = self._stages.rows(state, taken)
+            passed = self._passed(state)
+            row, filled = self._stages.rows(state, passed)
             if self._events is not None:
                 return row, None, None
             if filled is None:
-                return row, taken > 0, None
+                return row, passed > 0, None
             size = self._stages.buffer.size
             return row, jnp.arange(size) < filled, jnp.maximum(filled - size, 0)
 
@@ -251,7 +251,7 @@ class Stream:
         }
         return rows, dropped
 
-    def left(self, state: State, lanes: int) -> Any:
+    def has_incomplete(self, state: State, lanes: int) -> Any:
         """Whether there are incomplete rows; per lane, as in `update`."""
         return self._mapped(lambda x: jnp.asarray(self._incomplete(x) > 0), lanes)(
             state

@@ -79,7 +79,7 @@ class Static:
 
     @classmethod
     def of(cls, fun: Any, argnums: Any, argnames: Any) -> "Static":
-        """Completes positions by names and names by positions, as `jax.jit` does."""
+        """Infers names from positions and positions from names, as `jax.jit` does."""
         nums, names = _tuple(argnums), _tuple(argnames)
         if not nums and not names:
             return NO_STATIC

@@ -1,4 +1,4 @@
-"""A cache of what transformations make of functions."""
+"""A cache of transformed functions."""
 
 import collections
 import functools
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-# A callback that is written anew at each call creates a new entry each time.
+# A callback that is redefined at each call creates a new entry each time.
 _MAX_ENTRIES = 64
 
 

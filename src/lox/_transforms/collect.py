@@ -25,7 +25,7 @@ def collect(
         closed: the program.
         args: its arguments.
         options: which events to collect, and how.
-        outermost: whether the call is inside no other transformation.
+        outermost: whether no other transformation encloses the call.
 
     Returns:
         The results of the program, its rows, and the number of dropped rows per key

@@ -2,8 +2,8 @@
 
 A transformed function has one internal `jax.jit`, cached by the identity of the user's
 function and by the options of the transformation. An eager call therefore costs as much
-as a jitted one, and writing `lox.spool(f)` anew at each call neither traces nor
-compiles again.
+as a jitted one, and a new `lox.spool(f)` at each call neither traces nor compiles
+again.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .arguments import (
 from .cache import FunctionCache
 from .results import MixedResult, check_runs_now, is_array_result, runs_later
 
-# whether a call is inside no other transformation, neither of lox nor of JAX
+# whether no other transformation, of lox or of JAX, encloses a call
 is_outermost = tracing.at_top_level
 
 # Evaluates a traced function: from its closed jaxpr and flat arguments to its flat
@@ -44,10 +44,10 @@ Evaluate = Callable[[Any, Sequence[Any]], tuple[list[Any], Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The surroundings in which a transformed function is called.
+    """The context in which a transformed function is called.
 
     Attributes:
-        outermost: whether the call is inside no other transformation.
+        outermost: whether no other transformation encloses the call.
         numbers: whether Python numbers are traced, as `jax.jit` does.
     """
 
@@ -191,9 +191,9 @@ class Compiled:
             if "static arguments" not in str(error):
                 raise
             raise LoxTypeError(
-                f"{getattr(user_fun, '__name__', user_fun)} has static arguments of "
-                "its own, which lox traces: name them to lox too, with "
-                "`static_argnums` or `static_argnames`."
+                f"{getattr(user_fun, '__name__', user_fun)} has static arguments, "
+                "which lox would trace: pass `static_argnums` or `static_argnames` to "
+                "lox too."
             ) from error
         trace = traces[-1]()
         if trace is not None:  # then something still holds a tracer of it
@@ -306,7 +306,7 @@ class Forms:
             key: the transformation and its options.
             evaluate: `Evaluate`, with the form as the last argument.
             static: the static arguments.
-            outermost: the form of calls that are inside no other transformation.
+            outermost: the form of calls that no other transformation encloses.
         """
 
         def form(where: Form) -> Compiled:
@@ -332,8 +332,8 @@ class Forms:
 def cached_forms(fun: Any, options: Any, make: Callable[[Any, Any], Forms]) -> Forms:
     """`make(fun, options)`, or the cached forms.
 
-    This is on the path of every call of a transformation that is written anew each
-    time, so it takes the options as they were given, and checks nothing.
+    If the transformation is applied at each call, as in `lox.spool(f)(x)`, each call
+    goes through here. So the options are used as given, without checks.
     """
     found: Forms | None = _forms.find(fun, options)
     if found is None:

@@ -51,7 +51,7 @@ def deliver(
         closed: the program.
         args: its arguments.
         options: which events to deliver, and how.
-        outermost: whether the call is inside no other transformation.
+        outermost: whether no other transformation encloses the call.
         sink: the destination of the events.
         run: the key data of the run that the events belong to, if any.
 
@@ -128,20 +128,20 @@ class _Tapper(SelectingCollector):
                 self._deliver_if(due, values, lambda values: (part, values), run)
 
         record = rows_of(event, operands, self._reductions)
-        left = record
+        remaining = record
         if state.streams:
-            left, new = self._streams.update(state.streams, record, emit)
+            remaining, new = self._streams.update(state.streams, record, emit)
             state = state.with_streams(new)
-        if left:
-            self._streams.check_optional(left)
-            self._deliver_happened(*event_of(left, event), run)
+        if remaining:
+            self._streams.check_optional(remaining)
+            self._deliver_happened(*event_of(remaining, event), run)
         return Record(), state
 
     def part(self, state: State, eqn: Any) -> State:
         return state.with_streams(self._streams.part(state.streams, eqn))
 
     def without_rows(self) -> Handler:
-        return self  # it gives none
+        return self  # it returns no rows
 
     def _run_of(self, event: Event, state: State) -> Any:
         if state.run is None and self._has_run:
@@ -156,12 +156,12 @@ class _Tapper(SelectingCollector):
         """Delivers the remaining rows at the end of the program."""
         for name, stream in self._streams.items():
             if stream.holds:
-                left = state.streams[name]
+                remaining = state.streams[name]
                 if stream.per_lane:  # the callback gets unsharded values
-                    left = jax.tree.map(array_types.replicated, left)
+                    remaining = jax.tree.map(array_types.replicated, remaining)
                 self._deliver_batch(
                     stream,
-                    left,
+                    remaining,
                     None,
                     stream.first.lanes,
                     stream.first.source,
@@ -200,7 +200,7 @@ class _Tapper(SelectingCollector):
         """
         final = due is None
         if final:
-            due = stream.left(state, lanes)
+            due = stream.has_incomplete(state, lanes)
         call = Call(
             keys=tuple(stream.rows),
             trees=tuple(map(stream.tree_of, stream.rows)),

@@ -30,7 +30,9 @@ class Options:
     selection: Selection
     keep_logs: bool = False
     interval: int | None = None
-    reduce: Any = None  # as users give it; replaced by `reductions.check` of it
+    reduce: Any = (
+        None  # the user's argument; replaced by the result of `reductions.check`
+    )
     prefix: str = ""
     window: int | None = None
     capacity: int | None = None
@@ -96,7 +98,7 @@ def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) 
     known = ", ".join(map(repr, known_names)) or "nothing"
     warnings.warn_explicit(
         f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
-        f"`lox.log` in the function matches; there are {known}.",
+        f"`lox.log` in the function matches; available: {known}.",
         LoxWarning,
         *user_line(),
     )
@@ -104,7 +106,7 @@ def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) 
 
 _MEANING = {
     "interval": "1 keeps every event, 10 every tenth",
-    "window": "10 gives one row per ten events",
+    "window": "10 means one row per ten events",
     "capacity": "it is the maximum number of rows to keep",
     "buffer": "it is the number of rows that the callback gets at a time",
 }
@@ -165,5 +167,5 @@ def refuse_unknown(name: str, others: Mapping[str, Any], transformation: Any) ->
         if hint is None:
             parameters = inspect.signature(transformation).parameters
             known = [f"`{one}`" for one in parameters if one not in ("fun", "others")]
-            hint = f"there are {', '.join(known)}"
+            hint = f"its options are {', '.join(known)}"
         raise LoxTypeError(f"`{name}` has no option `{option}`: {hint}.")

@@ -12,7 +12,7 @@ from lox._errors import LoxTypeError
 
 @jax.tree_util.register_pytree_node_class
 class MixedResult:
-    """A result with leaves that are not arrays, which `jit` carries as structure."""
+    """A result with leaves that are not arrays, which `jit` sees as tree structure."""
 
     def __init__(self, arrays: Any, static: tuple[Any, dict[int, Any]]) -> None:
         self._arrays = arrays

@@ -50,7 +50,9 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         )
     if mode not in _MODES:
         known = ", ".join(f"{m!r} ({what})" for m, what in _MODES.items())
-        raise LoxValueError(f"`mode` of `lox.save` is {mode!r}; there are {known}.")
+        raise LoxValueError(
+            f"`mode` of `lox.save` is {mode!r}; it must be one of {known}."
+        )
     logs = logs if isinstance(logs, logdict) else logdict(logs)
     words = None if key is None else key_data(key)
     if is_outermost():

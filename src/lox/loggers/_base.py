@@ -98,7 +98,7 @@ class Logger:
     # --- for backends ----------------------------------------------------------------
 
     def open(self, run: RunInfo) -> Any:
-        """Opens a run, and returns what `write` and `close` get as their `run`."""
+        """Opens a run, and returns the `run` that is passed to `write` and `close`."""
         raise NotImplementedError
 
     def write(self, run: Any, logs: logdict) -> None:
@@ -106,7 +106,7 @@ class Logger:
         raise NotImplementedError
 
     def flush(self, run: Any) -> None:
-        """Sends what `write` has buffered, if it does; called when there is time."""
+        """Sends what `write` has buffered, if anything; called when there is time."""
 
     def close(self, run: Any) -> None:
         """Closes a run."""
@@ -149,8 +149,8 @@ class Logger:
         Args:
             state: the state returned by `init`.
             logs: values by name, or logs returned by `lox.spool`.
-            when: log only if this is true; an array makes every true element of the
-                values a row of its own, as in `lox.log`.
+            when: log only if this is true. With an array, each true element of the
+                values is a separate row, as in `lox.log`.
             **steps: step numbers, for values without steps: `step=i`.
         """
         words = self._checked(state).words
@@ -263,18 +263,19 @@ class Logger:
     def _checked(self, state: Any) -> LoggerState:
         if not isinstance(state, LoggerState):
             raise LoxTypeError(
-                f"a logger needs the state that its `init` gave, not {state!r:.80}: "
-                "`state = logger.init(key)`, and then `logger.tap(f, state)`, "
-                "`logger.log(state, logs)` or `logger.finish(state)`."
+                "a logger needs the state that its `init` returned, not "
+                f"{state!r:.80}: `state = logger.init(key)`, and then "
+                "`logger.tap(f, state)`, `logger.log(state, logs)` or "
+                "`logger.finish(state)`."
             )
         kind, _, _ = state.logger.partition(" ")
         mine, _, _ = self._kind.partition(" ")
-        # a state of a logger that is gone, as after a restart, is valid for another
+        # after a restart, a state whose logger no longer exists fits a new logger
         is_others = kind != mine or state.logger in _alive
         if state.logger not in ("", self._kind) and is_others:
-            other = f"another {mine}" if kind == mine else f"{kind}, and not of {mine}"
+            other = f"another {mine}" if kind == mine else f"{kind}, not to {mine}"
             raise LoxValueError(
-                f"this state is one of {other}: each logger has its own states, which "
+                f"this state belongs to {other}: each logger has its own states, which "
                 "its `init` returns."
             )
         return state

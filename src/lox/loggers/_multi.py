@@ -6,7 +6,7 @@ from typing import Any
 
 from lox._errors import LoxError, LoxTypeError
 from lox._logs.access import with_key_data
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import RowToLogs, logdict
 
 from ._base import Logger, RunInfo
 from ._runs.backend import RowWriter, Words
@@ -77,10 +77,10 @@ class MultiLogger(Logger):
         overridden = type(self).write is not MultiLogger.write
         return None if overridden else self._write_row
 
-    def _write_row(self, run: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+    def _write_row(self, run: Words, to_logs: RowToLogs, arrays: Sequence[Any]) -> None:
         # rows of programs contain the data of PRNG keys, which all loggers accept
         call_all(
-            partial(logger._runs.write_row, run, open_row, arrays)
+            partial(logger._runs.write_row, run, to_logs, arrays)
             for logger in self.loggers
         )
 

@@ -53,7 +53,7 @@ class TextLogger(Logger):
         )
 
     def open_file(self, run: RunInfo) -> io.FileIO:
-        """Opens the run's file for appending, and writes its config beside it."""
+        """Opens the run's file for appending, and writes its config next to it."""
         try:
             return self._open_file(run, self._path / self._file_name(run))
         except OSError as error:

@@ -30,4 +30,4 @@ def batch_scan(
 
 def logs_or_made_by_lox(params: dict[str, Any]) -> bool:
     """Whether a scan logs, or lox has rebuilt it from a scan that does."""
-    return bool(events_in(params)) or jaxprs.is_made_here(params["jaxpr"])
+    return bool(events_in(params)) or jaxprs.is_made_by_lox(params["jaxpr"])

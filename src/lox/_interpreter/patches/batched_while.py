@@ -47,7 +47,7 @@ def logs_or_made_by_lox(params: dict[str, Any]) -> bool:
 
     The latter has the same result as with JAX's rule alone, but is batched faster.
     """
-    return bool(events_in(params)) or jaxprs.is_made_here(params["body_jaxpr"])
+    return bool(events_in(params)) or jaxprs.is_made_by_lox(params["body_jaxpr"])
 
 
 def _batched_predicate(

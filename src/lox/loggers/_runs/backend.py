@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from lox._errors import LoxError, LoxWarning
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import RowToLogs, logdict
 from lox._source import user_line
 from lox._store.keys import run_name
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Words = tuple[int, ...]
 # Writes a row to an open run. Its arguments are what `open` has returned, a function
 # that converts the row to logs, and the arrays of the row.
-RowWriter = Callable[[Any, OpenRow, Sequence[Any]], None]
+RowWriter = Callable[[Any, RowToLogs, Sequence[Any]], None]
 # how much a backend may buffer before `flush` is called
 _MAX_UNFLUSHED = 1000
 _MAX_UNFLUSHED_BYTES = 16 << 20
@@ -87,8 +87,9 @@ class Backend:
     def reset(self) -> None:
         """Drops all state of runs, initially and in forked processes."""
         self.lock = threading.RLock()
-        # Raised when no logs are lost by it: a warning that the user's filters make an
-        # error, or the error of one of several loggers.
+        # Kept until the user's next call, because raising it earlier would lose logs: a
+        # warning that the user's filters make an error, or the error of one logger of
+        # several.
         self.error: Warning | LoxError | None = None
         direct = not self._in_background and not self._buffers
         self.write_row = self._logger._row_writer() if direct else None
@@ -136,21 +137,21 @@ class Backend:
                 self.flush(run)
 
     def try_write_row(
-        self, run: OpenRun, open_row: OpenRow, arrays: Sequence[Any]
+        self, run: OpenRun, to_logs: RowToLogs, arrays: Sequence[Any]
     ) -> bool:
         """Writes a row with `write_row`; returns False if that is not possible."""
         if self.write_row is None or run.failed:
             return False
         try:
-            self.write_row(run.handle, open_row, arrays)
+            self.write_row(run.handle, to_logs, arrays)
         except self._caught as error:
-            self._handle_error(error, run, open_row(arrays))
+            self._handle_error(error, run, to_logs(arrays))
         return True
 
     def _handle_error(
         self, error: BaseException, run: OpenRun, logs: logdict, late: bool = True
     ) -> bool:
-        """Saves logs that the backend has not written; returns whether it has."""
+        """Saves logs that the backend did not write; returns whether it wrote them."""
         if isinstance(error, LoxWarning):  # the user's filters make warnings errors
             self.raise_later(error)
             return True

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lox._errors import LoxError, LoxValueError
-from lox._logs.logdict import OpenRow, logdict
+from lox._logs.logdict import RowToLogs, logdict
 from lox._store.keys import run_name
 
 from .backend import Backend, OpenRun, Words, size_of
@@ -80,11 +80,11 @@ class OpenRuns:
 
         Args:
             words: the words of its key.
-            shared: the number of devices that open the run, of which the first one
-                does; 0 if the program opens it once.
+            shared: the number of devices that ask for the run; the first one opens it.
+                0 if the program opens it once.
             late: whether the program is not waiting for the call. Then a run that
                 cannot be opened is handled like one that fails, and the error is
-                raised afterwards.
+                raised later.
             config: the config of the run.
         """
         with self._lock:
@@ -96,7 +96,7 @@ class OpenRuns:
                 run.devices += 1
                 return
             if words in self._ending and not self.logger._devices:
-                # on one device, the program that has ended it comes first
+                # on one device, the program that ended it ran before this one
                 self.close(words)
             self._check_new(words)
             self._finished.discard(words)
@@ -228,24 +228,24 @@ class OpenRuns:
         if error is not None:
             raise error
 
-    def write_row(self, words: Words, open_row: OpenRow, arrays: Sequence[Any]) -> None:
+    def write_row(
+        self, words: Words, to_logs: RowToLogs, arrays: Sequence[Any]
+    ) -> None:
         """Writes one row of a program, as fast as possible.
 
         Args:
             words: the words of the run's key.
-            open_row: converts the row to logs.
+            to_logs: converts the row to logs.
             arrays: the values of the row, and then its steps.
         """
         if self.backend.write_row is not None:
             with self._lock:
                 run = self._open.get(words)
-                if run is not None and self.backend.try_write_row(
-                    run, open_row, arrays
-                ):
+                if run is not None and self.backend.try_write_row(run, to_logs, arrays):
                     if self.backend.error is not None:
                         self.backend.raise_error()
                     return
-        self.write(words, open_row(arrays))
+        self.write(words, to_logs(arrays))
 
     def _is_early(self, words: Words) -> bool:
         """Whether logs that have no order may have arrived before their `init`."""

@@ -116,7 +116,7 @@ class JobQueue:
         self._waiting += 1
         self._changed.notify_all()
         try:
-            while not until() and not signals.waits():
+            while not until() and not signals.has_deferred():
                 if self._done != done:
                     done, since = self._done, time.monotonic()
                 left = since + self._patience - time.monotonic()

@@ -46,9 +46,9 @@ def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
         host.wait_for_callbacks()
         runs.close_ending()
     if isinstance(sink, CloseSink):  # closing may take long, and can be interrupted
-        sink.take(payload, late=in_callback)
+        sink.handle(payload, late=in_callback)
     else:
-        signals.uninterrupted(lambda: sink.take(payload, late=in_callback))
+        signals.uninterrupted(lambda: sink.handle(payload, late=in_callback))
 
 
 def _to_host(x: Any) -> Any:
@@ -72,7 +72,7 @@ def check_logs(
     condition = None if when is None else Condition.of(when, caller)
     if isinstance(logs, logdict) and steps:
         raise LoxTypeError(
-            f"a `logdict` has steps of its own; {call} takes "
+            f"a `logdict` already has its steps; {call} accepts "
             f"{', '.join(map(repr, steps))} only with a plain dict."
         )
     for key, value in logs.items():

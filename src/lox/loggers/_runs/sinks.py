@@ -12,9 +12,9 @@ import numpy as np
 from lox._errors import LoxError, LoxValueError, LoxWarning
 from lox._events.event import Event
 from lox._events.payload import PAYLOAD
-from lox._host.callbacks import CallbackSink, HostSink, Take
+from lox._host.callbacks import CallbackSink, Consume, HostSink
 from lox._host.errors import callback_errors
-from lox._host.logdicts import each_lane, lane_opener, row_opener
+from lox._host.logdicts import each_lane, lane_converter, row_converter
 from lox._logs.logdict import logdict
 from lox._source import user_line
 from lox._transforms.run_keys import split_run
@@ -35,11 +35,11 @@ class RunSink(CallbackSink):
     """
 
     def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
-        super().__init__(lambda logs: self.take(logs[PAYLOAD], late=True))
+        super().__init__(lambda logs: self.handle(logs[PAYLOAD], late=True))
         self.runs = runs
         self.shared = shared
 
-    def take(self, payload: Any, late: bool) -> None:
+    def handle(self, payload: Any, late: bool) -> None:
         """Handles a payload; `late` if the program is not waiting for it."""
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ def _keep_error(sink: HostSink, error: Exception) -> None:
 
 
 class TapSink(HostSink):
-    """Receives events with the words of their run; an error stops no other event."""
+    """Receives events with the words of their run; an error does not stop others."""
 
     def __init__(self, runs: OpenRuns | None) -> None:
         super().__init__()
@@ -91,36 +91,36 @@ class TapSink(HostSink):
         runs.logger._unordered |= self._unordered
         runs.logger._devices |= self._devices
 
-    def taker(self, event: Event) -> Take:
+    def consumer(self, event: Event) -> Consume:
         if event.layout.masked or event.layout.buffered:
-            open_lanes = lane_opener(event)
+            convert = lane_converter(event)
 
-            def take(operands: Sequence[Any]) -> None:
+            def consume(operands: Sequence[Any]) -> None:
                 own, run = split_run(operands)
                 runs = run.reshape(-1, run.shape[-1]).tolist()
-                for words, logs in zip(runs, open_lanes(own), strict=True):
+                for words, logs in zip(runs, convert(own), strict=True):
                     if logs:
                         self._write(words, logs)
 
-            return take
-        open_row = row_opener(event.with_layout(lanes=0))
+            return consume
+        to_logs = row_converter(event.with_layout(lanes=0))
         lanes = event.layout.lanes
 
-        def take_row(operands: Sequence[Any]) -> None:
+        def consume_row(operands: Sequence[Any]) -> None:
             own, run = split_run(operands)
             words = run.tolist()
             runs = self._runs_of(words)
             try:
                 if runs is not None:
-                    runs.write_row(tuple(words), open_row, own)
+                    runs.write_row(tuple(words), to_logs, own)
             except (LoxError, LoxWarning) as error:
                 _keep_error(self, error)
 
-        def take_lanes(operands: Sequence[Any]) -> None:
+        def consume_lanes(operands: Sequence[Any]) -> None:
             for row in each_lane(operands, lanes):
-                take_row(row)
+                consume_row(row)
 
-        return take_lanes if lanes else take_row
+        return consume_lanes if lanes else consume_row
 
     def _write(self, words: list[int], logs: logdict) -> None:
         runs = self._runs_of(words)
@@ -180,7 +180,7 @@ class OpenSink(RunSink):
         self.runs.logger._opens_inside = True
         return super().receiver(event)
 
-    def take(self, payload: Any, late: bool) -> None:
+    def handle(self, payload: Any, late: bool) -> None:
         words, values = payload
         config = fill_config(self._config, values)
         runs = words_of_runs(words)
@@ -206,7 +206,7 @@ class OpenSink(RunSink):
 class CloseSink(RunSink):
     """Closes runs."""
 
-    def take(self, payload: Any, late: bool) -> None:
+    def handle(self, payload: Any, late: bool) -> None:
         later = late and (self.shared or self.runs.logger._unordered)
         close = self.runs.close_late if later else self.runs.close
         closes = [partial(close, words) for words in words_of_runs(payload)]
@@ -216,7 +216,7 @@ class CloseSink(RunSink):
 class WriteSink(RunSink):
     """Writes logs to runs."""
 
-    def take(self, payload: Any, late: bool) -> None:
+    def handle(self, payload: Any, late: bool) -> None:
         words, logs = payload
         if not late:
             self._write(words, logs, late)

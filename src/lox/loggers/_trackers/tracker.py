@@ -41,7 +41,7 @@ class Tracker(Logger):
         images: Names = (),
     ) -> None:
         super().__init__(config)
-        # warnings are about options, and name the line that gave them
+        # warnings are about options, and name the line that set them
         self._line = user_line()
         self._warned: set[str] = set()
         self._step = step
@@ -125,8 +125,8 @@ class Tracker(Logger):
         self.warn_once(
             f"`{type(self).__name__}` leaves out {name!r}, which `images` selects: its "
             f"shape is {shape}, and images have the shape (height, width) or (height, "
-            "width, channels) with up to 4 channels. Reshape it, or log each image by "
-            "itself."
+            "width, channels) with up to 4 channels. Reshape it, or log each image "
+            "separately."
         )
         return "other"
 
@@ -135,7 +135,7 @@ class Tracker(Logger):
             self._warned.add(message)
             try:
                 warnings.warn_explicit(message, LoxWarning, *self._line)
-            except LoxWarning as error:  # an error to the user must not stop the run
+            except LoxWarning as error:  # if filters make it an error, the run goes on
                 self._runs.raise_later(error)
 
     def _remedy(self, name: str, is_real: bool) -> str:
@@ -228,7 +228,7 @@ class IntegerSteps:
 def check_options(
     options: Mapping[str, Any], function: Any, logger: str, name: str
 ) -> None:
-    """Raises if the tracker's own `function` does not take one of the options.
+    """Raises if the tracker's own `function` does not accept one of the options.
 
     Args:
         options: the options that the logger passes on.

@@ -173,7 +173,7 @@ class WandbLogger(Tracker):
 
     def _define_x_axis(self, run: _WandbRun, names: Iterable[str], step: str) -> None:
         for name in names:
-            # W&B would take a name with a star for a pattern
+            # W&B would treat a name with a star as a pattern
             if name not in run.defined and "*" not in name:
                 run.run.define_metric(name, step_metric=step, step_sync=False)
             run.defined.add(name)
