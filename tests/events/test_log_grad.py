@@ -364,6 +364,43 @@ def test_grad_of_spool_leaves_cotangents_to_a_transformation_outside(program, ca
     assert not lox.spool(fun)(X)[1]
 
 
+def both(h, step):
+    """Logs a value and its cotangent."""
+    lox.log({"h": h}, step=step)
+    return logged(h, step)
+
+
+def values(program, x):
+    """The values that a program marks, in the order of the forward pass."""
+    found = []
+
+    def mark(h, i):
+        jax.debug.callback(lambda h, i: found.append((int(i), h)), h, i, ordered=True)
+        return h
+
+    program(mark, x)
+    jax.effects_barrier()
+    return np.stack([h for _, h in found])
+
+
+@each_program
+def test_values_and_cotangents_are_logged_side_by_side(program):
+    fun = functools.partial(program, both)
+    expected = values(program, X), cotangents(program, X)
+    _, logs = lox.spool(jax.grad(fun))(X)
+    check_rows(logs.filter("dh"), expected[1])
+    assert logs.step["h"].tolist() == list(range(STEPS))
+    assert_close(logs["h"], expected[0])
+    rows = []
+    lox.tap(jax.grad(fun), rows.append)(X)
+    order = [(key, int(row.step[key])) for row in rows for key in row]
+    backward = [("dh", i) for i in reversed(range(STEPS))]
+    assert order == [*(("h", i) for i in range(STEPS)), *backward]
+    (_, forward), _ = jax.value_and_grad(lox.spool(fun), has_aux=True)(X)
+    assert list(forward) == ["h"]
+    assert_close(forward["h"], expected[0])
+
+
 # --- lanes that differ -------------------------------------------------------
 
 
@@ -425,6 +462,19 @@ def test_jacrev_has_one_lane_per_result():
     jacobian, logs = lox.spool(jax.jacrev(fun))(X)
     assert_close(logs["dh"], jnp.diag(4 * X))
     assert_close(jacobian, jnp.diag(8 * X))
+
+
+def test_batches_of_a_map_are_joined_remainder_first():
+    def fun(xs):
+        def one(x):
+            return jnp.sin(lox.log_grad("d", x, index=x.astype(int)))
+
+        return jnp.sum(lax.map(one, xs, batch_size=2))
+
+    xs = jnp.arange(5.0)
+    _, logs = lox.spool(jax.grad(fun))(xs)
+    assert logs.index["d"].tolist() == [4, 2, 3, 0, 1]
+    assert_close(logs.sort("index")["d"], jnp.cos(xs))
 
 
 # --- what is differentiated --------------------------------------------------

@@ -137,11 +137,12 @@ def _differentiable(
         if not is_array(leaf):
             raise LoxTypeError(
                 f"{caller} got {describe(leaf)} for {name!r}; it logs the cotangents "
-                "of arrays, or of pytrees of these."
+                "of arrays, or of pytrees of arrays. Pass the part that is arrays."
             )
     if not leaves:
         raise LoxTypeError(
-            f"{caller} got {describe(x)} for {name!r}, which holds no array."
+            f"{caller} got {describe(x)} for {name!r}, which holds no array. Pass the "
+            f"value whose cotangent to log: `h = lox.log_grad({name!r}, h)`."
         )
     kinds = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
     if not any(kinds):
