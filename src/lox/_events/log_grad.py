@@ -204,7 +204,7 @@ log_grad_p.def_abstract_eval(_values)
 rule_tables.register_lowering(
     log_grad_p, lambda ctx, *operands, event: _values(*operands, event=event)
 )
-rule_tables.register_jet_of_identity(log_grad_p, _values)
+rule_tables.register_jet(log_grad_p, _values)
 
 
 def _batch(
