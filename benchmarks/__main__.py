@@ -5,6 +5,7 @@ import sys
 from . import (
     compiled,
     conditional,
+    cotangents,
     eager,
     lanes,
     libraries,
@@ -24,6 +25,7 @@ TOPICS = {
         eager,
         compiled,
         removed,
+        cotangents,
         tracing,
         streams,
         streaming,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ._reduce.reductions import Reduction as Reduction
     from ._runtime import (
         log as log,
+        log_grad as log_grad,
         nolog as nolog,
         save as save,
         spool as spool,
@@ -46,7 +47,9 @@ else:
         "Reduction": "_reduce.reductions",
         "load": "_store.runs",
         "runs": "_store.runs",
-        **dict.fromkeys(("log", "nolog", "save", "spool", "tap"), "_runtime"),
+        **dict.fromkeys(
+            ("log", "log_grad", "nolog", "save", "spool", "tap"), "_runtime"
+        ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")
 

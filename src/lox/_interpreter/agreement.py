@@ -253,8 +253,11 @@ def _can_join_along_time(parts: Sequence[Rows], common: int) -> bool:
 
 
 def _is_remainder(parts: Sequence[Rows], common: int) -> bool:
-    """Whether these are the batches of `lax.map`: full ones, and a remainder."""
-    whole = parts[0].lane_sizes()
+    """Whether these are the batches of `lax.map`: full ones, and a remainder.
+
+    In a backward pass, the remainder comes first.
+    """
+    whole = max(part.lane_sizes() for part in parts)
     rest = next(p.lane_sizes() for p in parts if p.lane_sizes() != whole)
     return (
         common == len(whole) - 1

@@ -4,6 +4,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from lox._events.event import Event
+from lox._events.log_grad import log_grad_p
 from lox._events.primitive import log_p
 from lox._jax import callbacks, jaxprs, rule_sources
 
@@ -15,14 +16,16 @@ class _Contents(NamedTuple):
 
     Attributes:
         events: the events.
-        has_hidden_rules: whether there are user-defined derivative or batching rules,
-            which may log.
+        cotangents: the events that derivatives add, by `log_grad`.
+        has_hidden_rules: whether there are derivative or batching rules that may log:
+            user-defined ones, and those of `log_grad`.
         host_functions: the functions that are called on the host.
         indices: the equations that contain events or hidden rules; all others are bound
             unchanged.
     """
 
     events: tuple[Event, ...]
+    cotangents: tuple[Event, ...]
     has_hidden_rules: bool
     host_functions: tuple[Any, ...]
     indices: frozenset[int]
@@ -41,12 +44,18 @@ def _contents_of(jaxpr: Any) -> _Contents:
 
 def _find_contents(jaxpr: Any) -> _Contents:
     events: dict[Event, None] = {}
+    cotangents: dict[Event, None] = {}
     indices = set()
     has_hidden_rules = False
     host: list[Any] = []
     for i, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive is log_p:
             events[eqn.params["event"]] = None
+            indices.add(i)
+            continue
+        if eqn.primitive is log_grad_p:
+            cotangents[eqn.params["event"]] = None
+            has_hidden_rules = True
             indices.add(i)
             continue
         if not _may_contain_events(eqn):
@@ -59,10 +68,17 @@ def _find_contents(jaxpr: Any) -> _Contents:
         host += callbacks.host_functions_of(eqn)
         for one in inside:
             events.update(dict.fromkeys(one.events))
+            cotangents.update(dict.fromkeys(one.cotangents))
             host += one.host_functions
         if hidden or any(one.events for one in inside):
             indices.add(i)
-    return _Contents(tuple(events), has_hidden_rules, tuple(host), frozenset(indices))
+    return _Contents(
+        tuple(events),
+        tuple(cotangents),
+        has_hidden_rules,
+        tuple(host),
+        frozenset(indices),
+    )
 
 
 def _may_contain_events(eqn: Any) -> bool:
@@ -81,6 +97,11 @@ def events_of(jaxpr: Any) -> tuple[Event, ...]:
     The effects of the jaxpr are not enough: some primitives do not propagate them.
     """
     return _contents_of(jaxpr).events
+
+
+def cotangents_of(jaxpr: Any) -> tuple[Event, ...]:
+    """The events that reverse mode would add to a jaxpr, by `log_grad`."""
+    return _contents_of(jaxpr).cotangents
 
 
 def host_functions_in(jaxpr: Any) -> tuple[Any, ...]:
@@ -102,6 +123,8 @@ def equation_has_hidden_rules(eqn: Any) -> bool:
 
 
 def _has_own_hidden_rules(eqn: Any) -> bool:
+    if eqn.primitive is log_grad_p:
+        return True
     if change_of_hidden_rules(eqn) is None:
         return False
     return not rule_sources.rules_of_jax(eqn)

@@ -84,6 +84,10 @@ class Handler:
         del lines
         return self
 
+    def for_cotangents(self) -> "Handler":
+        """The handler for the events of cotangents, which derivatives add later on."""
+        return self.for_derivative_rules()
+
     def without_rows(self) -> "Handler":
         """Returns the handler for code that cannot return rows (batching rules)."""
         return self

@@ -30,11 +30,12 @@ from lox._jax import (
 from lox._jax.patches import Patch
 from lox._jax.watches import Watch
 
-from .contents import events_of
+from .contents import cotangents_of, events_of
 from .handlers import Handler, Rewriter
 from .patches import missing
 from .rule_watches import (
     DerivativeRuleWatch,
+    ForwardPassWatch,
     HandlingWatch,
     Line,
     RecomputationWatch,
@@ -58,8 +59,10 @@ class _Watches:
             return self.of_custom_vjp()
         if hijax.is_checkpoint(prim):
             # the forward pass logs; later events of these lines are recomputation
-            inner = jaxprs.jaxprs_in(prim.params)
+            inner = list(jaxprs.jaxprs_in(prim.params))
             lines = {x for jaxpr in inner for x in lines_of(events_of(jaxpr))}
+            if any(map(cotangents_of, inner)):
+                return ForwardPassWatch(lines), RecomputationWatch(lines)
             return RecordingWatch(lines), RecomputationWatch(lines)
         # the linear function and the backward rule run later, under the same watch
         watch = DerivativeRuleWatch(_is_hijax(prim)).begin()

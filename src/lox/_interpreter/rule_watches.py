@@ -14,12 +14,14 @@ from typing import Any
 import jax
 
 from lox._events.event import Event
+from lox._events.log_grad import log_grad_p
 from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
 from .contents import events_of, jaxpr_has_hidden_rules
-from .handlers import NO_STATE, Handler, Rewriter, State
+from .cotangents import rebound
+from .handlers import NO_STATE, Handler, Remover, Rewriter, State
 from .rule_table import has_rule
 from .walk import Walk
 
@@ -32,6 +34,9 @@ def lines_of(events: Iterable[Event]) -> set[Line]:
     return {(event.call.source, key) for event in events for key in event.call.keys}
 
 
+_NEVER_PASS = (log_p, log_grad_p, primitives.hijax_p)
+
+
 class _Watch:
     """The base class of watches; for the contract, see `lox._jax.watches.Watch`."""
 
@@ -41,7 +46,7 @@ class _Watch:
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
         if primitive is primitives.jit_p:
             inner: Any = (params["jaxpr"],)
-        elif primitive is log_p or primitive is primitives.hijax_p:
+        elif primitive in _NEVER_PASS:
             return False
         else:
             inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
@@ -103,6 +108,8 @@ class HandlingWatch(_Watch):
             else:
                 log_p.bind(*args, event=event)
             return []
+        if primitive is log_grad_p:
+            return rebound(self._handler, params["event"], args, self._state)
         prim = jaxprs.hijax_of(primitive, params)
         stateless = not jax.tree.leaves(self._state)
         if prim is not None and (stateless or not _can_take_state(prim)):
@@ -142,6 +149,34 @@ class HandlingWatch(_Watch):
 def _can_take_state(prim: Any) -> bool:
     """Whether the state can become an operand of a high-level primitive."""
     return hijax.is_checkpoint(prim) or hijax.is_custom_vjp(prim)
+
+
+class _WithoutCotangents(Rewriter):
+    """Removes `log_grad`, and leaves events alone."""
+
+    memo_key = ("without cotangents",)
+
+    def wants(self, event: Event) -> bool:
+        del event
+        return False
+
+    def for_cotangents(self) -> Handler:
+        return Remover()
+
+
+class ForwardPassWatch(RecordingWatch):
+    """For a forward pass that is computed apart from its derivative (`checkpoint`).
+
+    The derivative has its own copy of `log_grad`. A derivative of the forward pass
+    would log the cotangents again.
+    """
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive is log_p or jaxprs.hijax_of(primitive, params) is not None:
+            return super().bind(primitive, args, params)
+        for jaxpr in jaxprs.jaxprs_in(params):
+            self._lines |= lines_of(events_of(jaxpr))
+        return HandlingWatch(_WithoutCotangents()).bind(primitive, args, params)
 
 
 class LineRemover(Rewriter):

@@ -78,6 +78,9 @@ class SelectingCollector(Collector):
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         return _RuleEventRemover(self, lines, warns=not self._keep)
 
+    def for_cotangents(self) -> Handler:
+        return _CotangentSilencer(self._selection.api)
+
 
 class _RuleEventRemover(Rewriter):
     """Removes the selected keys from the events of derivative rules.
@@ -109,6 +112,24 @@ class _RuleEventRemover(Rewriter):
         if removed and self._warns:
             keys = [key for key in event.call.keys if key in removed]
             _warn_of_rule(keys, event.call.source)
+
+
+class _CotangentSilencer(Rewriter):
+    """Leaves cotangents, which are not part of the transformed function, unprinted.
+
+    They stay in the program, for a transformation around the derivative.
+    """
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        self.memo_key = ("silence cotangents", api)
+
+    def wants(self, event: Event) -> bool:
+        return event.route.sink is None and event.call.api == self._api
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        del context
+        log_p.bind(*operands, event=event.with_route(quiet=True))
 
 
 _warned: dict[Any, Any] = {}  # the registry of `warnings`: one warning per line

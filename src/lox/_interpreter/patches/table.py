@@ -24,7 +24,13 @@ from lox._jax.primitives import (
 
 from . import batched_scan, batched_while
 from .batched_cond import batch_cond
-from .missing import Needs, events_in, events_in_condition, reject
+from .missing import (
+    Needs,
+    events_and_cotangents_in,
+    events_in,
+    events_in_condition,
+    reject,
+)
 from .repeated_while import partial_eval_while, partial_eval_while_equation
 from .scan_derivatives import (
     jvp_of_scan,
@@ -142,6 +148,7 @@ patches.add(
         batch_cond,
         "under `vmap`, all lanes log the events of all branches",
         "log outside of `cond` and `switch`",
+        events_and_cotangents_in,
     ),
     patch_of_rule(
         "batching",
