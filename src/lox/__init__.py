@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         nolog as nolog,
         save as save,
         spool as spool,
+        stats as stats,
         tap as tap,
+        watch as watch,
     )
     from ._store.runs import load as load, runs as runs
 else:
@@ -46,7 +48,9 @@ else:
         "Reduction": "_reduce.reductions",
         "load": "_store.runs",
         "runs": "_store.runs",
-        **dict.fromkeys(("log", "nolog", "save", "spool", "tap"), "_runtime"),
+        **dict.fromkeys(
+            ("log", "nolog", "save", "spool", "stats", "tap", "watch"), "_runtime"
+        ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")
 

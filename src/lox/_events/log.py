@@ -275,7 +275,7 @@ def operand(x: Any, key: str, call: str) -> Any:
         return np.array(x)
     lost = lost_by(x)
     if lost is not None:
-        raise RangeError(f"{call} got {_too_large(lost, repr(key))}")
+        raise RangeError(f"{call} got {too_large(lost, repr(key))}")
     try:
         return host.to_array(x)
     except TypeError as error:
@@ -293,7 +293,7 @@ def _stays_on_host(x: Any) -> bool:
     return lost_by(x) is not None and np.asarray(x).dtype != object
 
 
-def _too_large(number: Any, name: str) -> str:
+def too_large(number: Any, name: str) -> str:
     whole = isinstance(number, int)
     dtype = jax.dtypes.canonicalize_dtype(np.int64 if whole else np.float64)
     if isinstance(number, complex):
@@ -321,7 +321,7 @@ def _step(name: str, value: Any, at: str, when: tuple[int, ...] = ()) -> Any:
         return np.array(value)
     lost = lost_by(value)
     if lost is not None:
-        raise StepError(f"`lox.log`{at} got {_too_large(lost, f'the step {name!r}')}")
+        raise StepError(f"`lox.log`{at} got {too_large(lost, f'the step {name!r}')}")
     number = host.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
         raise StepError(f"`lox.log`{at}: the step {name!r} must be a number.")

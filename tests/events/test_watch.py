@@ -1,0 +1,280 @@
+"""`lox.watch`: statistics of trees as events."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+
+STATS = ("rms", "min", "max_abs", "nonfinite")
+LAYERS, WIDTH, STEPS = 3, 4, 5
+rng = np.random.default_rng(0)
+WEIGHTS = rng.normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32)
+
+
+def oracle(name, tree):
+    """What `watch` logs of a flat dict of arrays, by NumPy in float64."""
+    rows = {}
+    for path, x in tree.items():
+        x = np.asarray(x, np.float64)
+        rows[f"{name}/{path}/rms"] = np.sqrt(np.mean(x**2))
+        rows[f"{name}/{path}/min"] = x.min()
+        rows[f"{name}/{path}/max_abs"] = np.abs(x).max()
+        rows[f"{name}/{path}/nonfinite"] = np.sum(~np.isfinite(x))
+    return rows
+
+
+def assert_rows(logs, rows, steps=None):
+    """Compares spooled logs with a list of dicts by key."""
+    assert list(logs) == list(rows[0])
+    for key in logs:
+        wanted = np.array([row[key] for row in rows])
+        np.testing.assert_allclose(
+            np.atleast_1d(logs[key]), wanted, rtol=1e-5, err_msg=key
+        )
+        if steps is not None:
+            assert np.atleast_1d(logs.step[key]).tolist() == steps
+
+
+def train(x):
+    """A loop that watches its parameters."""
+
+    def body(params, i):
+        params = {"b": params["b"] + i, "w": params["w"] * 0.5}
+        return lox.watch("params", params, stats=STATS, step=i), None
+
+    return lax.scan(body, {"b": x, "w": jnp.outer(x, x)}, jnp.arange(STEPS))[0]
+
+
+def train_rows(x):
+    b, w = np.asarray(x, np.float32), np.outer(x, x).astype(np.float32)
+    for i in range(STEPS):
+        b, w = b + np.float32(i), w * np.float32(0.5)
+        yield oracle("params", {"b": b, "w": w})
+
+
+def test_watch_returns_the_tree_itself():
+    tree = {"a": np.ones(2), "b": [jnp.ones(1), "text", None]}
+    assert lox.nolog(lambda: lox.watch("x", tree, stats="rms") is tree)()
+    assert lox.watch("x", tree, explicit=True) is tree
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_watch_logs_the_statistics_of_each_iteration(jitted):
+    x = jnp.array([1.0, -2.0, 0.5])
+    spooled = lox.spool(train)
+    out, logs = (jax.jit(spooled) if jitted else spooled)(x)
+    assert_rows(logs, list(train_rows(x)), list(range(STEPS)))
+    np.testing.assert_array_equal(out["b"], lox.nolog(train)(x)["b"])
+
+
+@pytest.mark.parametrize("order", ["vmap(spool)", "spool(vmap)"])
+def test_watch_logs_each_lane(order):
+    xs = jnp.array([[1.0, -2.0, 0.5], [0.0, 3.0, 4.0]])
+    spooled = {
+        "vmap(spool)": lambda: jax.vmap(lox.spool(train)),
+        "spool(vmap)": lambda: lox.spool(jax.vmap(train)),
+    }[order]()
+    for x, lane in zip(xs, spooled(xs)[1].lanes(), strict=True):
+        assert_rows(lane, list(train_rows(x)), list(range(STEPS)))
+
+
+def test_watch_is_one_event():
+    found = []
+    lox.tap(train, found.append)(jnp.ones(3))
+    jax.effects_barrier()
+    assert len(found) == STEPS
+    assert all(len(logs) == 2 * len(STATS) for logs in found)
+
+
+def test_reduction_is_that_of_the_call():
+    def program(x):
+        for i in range(3):
+            tree = {"a": x + i}
+            lox.watch("x", tree, stats=["min", "max"], reduce={"a/min": "min"})
+        return x
+
+    logs = lox.spool(program, reduce={"x/a/max": "last"})(jnp.arange(2.0))[1]
+    assert logs["x/a/max"] == 3
+    logs = lox.spool(program)(jnp.arange(2.0))[1]
+    assert logs["x/a/min"] == 0 and logs["x/a/max"].tolist() == [1, 2, 3]
+
+
+def test_tags_prefix_and_explicit_are_those_of_log():
+    def program(x):
+        lox.watch("x", x, stats="rms", tags="watched", prefix="model/")
+        lox.watch("hidden", x, stats="rms", explicit=True)
+        lox.watch("", x, stats="max")
+        return x
+
+    logs = lox.spool(program)(jnp.ones(2))[1]
+    assert list(logs) == ["model/x/rms", "max"]
+    assert list(lox.spool(program, tags="watched")(jnp.ones(2))[1]) == ["model/x/rms"]
+    assert "hidden/rms" in lox.spool(program, "hidden/rms")(jnp.ones(2))[1]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_split_logs_stacked_layers_by_themselves(axis):
+    params = {"b": WEIGHTS[:, 0], "w": WEIGHTS}
+    moved = jax.tree.map(lambda x: np.moveaxis(x, 0, axis), params)
+    logs = lox.spool(lambda p: lox.watch("params", p, stats=STATS, split=axis))(moved)
+    wanted = {}
+    for i in range(LAYERS):
+        layer = {key: x[i] for key, x in params.items()}
+        wanted |= oracle(f"params/{i}", layer)
+    assert_rows(logs[1], [wanted])
+
+
+def test_split_of_stacked_layers_is_what_their_scan_logs():
+    def scanned(weights):
+        def layer(_, w):
+            lox.watch("w", {"w": w}, stats=STATS)
+            return None, None
+
+        lax.scan(layer, None, weights)
+
+    in_scan = lox.spool(scanned)(WEIGHTS)[1]
+    watch = lambda x: lox.watch("w", {"w": x}, stats=STATS, split=0)  # noqa: E731
+    split = lox.spool(watch)(WEIGHTS)[1]
+    for i in range(LAYERS):
+        for name in STATS:
+            assert split[f"w/{i}/w/{name}"] == in_scan[f"w/w/{name}"][i]
+
+
+def bad_steps(scale):
+    """Lane `scale` overflows in step 2 if it is large, and its product one later."""
+
+    def body(x, i):
+        x = x * scale
+        tree = {"b": x, "w": jnp.stack([x - x, x - 1]), "count": i}
+        lox.watch("state", tree, stats=["nonfinite"], when="nonfinite", step=i)
+        return x, None
+
+    return lax.scan(body, jnp.float32(1), jnp.arange(STEPS))[0]
+
+
+def bad_rows(scale):
+    x = np.float32(1)
+    for i in range(STEPS):
+        with np.errstate(all="ignore"):
+            x = np.float32(x * np.float32(scale))
+            tree = {"b": x, "w": np.stack([x - x, x - 1])}
+        for key, value in tree.items():
+            count = np.sum(~np.isfinite(value))
+            if count:
+                yield f"state/{key}/nonfinite", i, int(count)
+
+
+def rows_of(logs):
+    return [
+        (key, int(step), int(value))
+        for key in logs
+        for step, value in zip(
+            np.atleast_1d(logs.step[key]), np.atleast_1d(logs[key]), strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("scale", [2.0, 1e15])
+def test_nonfinite_logs_only_arrays_that_are_not_finite(scale):
+    found = []
+    lox.tap(bad_steps, found.append)(scale)
+    jax.effects_barrier()
+    wanted = list(bad_rows(scale))
+    assert [row for logs in found for row in rows_of(logs)] == wanted
+    assert bool(wanted) == (scale > 2)
+    spooled = lox.spool(bad_steps)(scale)[1].compact()
+    assert sorted(rows_of(spooled)) == sorted(wanted)
+
+
+def test_nonfinite_decides_per_lane():
+    scales = jnp.array([2.0, 1e15, 1e20])
+    for logs in (
+        jax.vmap(lox.spool(bad_steps))(scales)[1],
+        lox.spool(jax.vmap(bad_steps))(scales)[1],
+    ):
+        for scale, lane in zip(scales, logs.lanes(), strict=True):
+            assert sorted(rows_of(lane)) == sorted(bad_rows(scale))
+
+
+def test_nonfinite_names_the_layer():
+    weights = jnp.asarray(WEIGHTS).at[1, 0, 0].set(jnp.inf)
+    found = []
+    watch = lambda x: lox.watch("w", x, split=0, when="nonfinite")  # noqa: E731
+    lox.tap(jax.jit(watch), found.append)(weights)
+    jax.effects_barrier()
+    assert [list(logs) for logs in found] == [
+        ["w/1/rms", "w/1/max_abs", "w/1/nonfinite"]
+    ]
+
+
+def test_when_is_that_of_log():
+    def program(x):
+        lox.watch("x", x, stats="max", when=x.max() > 2)
+
+    assert lox.spool(program)(jnp.array([1.0, 3.0]))[1]["x/max"] == 3
+    assert not lox.spool(program)(jnp.array([1.0, 2.0]))[1].compact()
+
+
+def test_derivatives_are_those_without_watch():
+    def loss(watch, w):
+        def layer(h, w):
+            h = jnp.tanh(w @ h)
+            return (lox.watch("h", {"h": h}, stats=STATS)["h"] if watch else h), None
+
+        return lax.scan(jax.checkpoint(layer), jnp.ones(WIDTH), w)[0].sum()
+
+    gradient = jax.grad(lambda w: loss(True, w))
+    found, logs = lox.spool(gradient)(WEIGHTS)
+    np.testing.assert_allclose(found, jax.grad(lambda w: loss(False, w))(WEIGHTS))
+    rows, h = [], np.ones(WIDTH)
+    for w in WEIGHTS.astype(np.float64):
+        h = np.tanh(w @ h)
+        rows.append(oracle("h", {"h": h}))
+    assert_rows(logs, rows)
+
+
+def test_watch_adds_no_derivatives_of_statistics():
+    def loss(x):
+        return (lox.watch("x", x, stats="rms") ** 2).sum()
+
+    jaxpr = str(jax.make_jaxpr(jax.grad(lox.nolog(loss)))(jnp.ones(3)))
+    assert jaxpr.count("sqrt") <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("x", 1.0), {"stats": "rsm"}, lox.LoxValueError, "'rsm'.*rms, norm"),
+        (("x", {}), {}, lox.LoxTypeError, "no array"),
+        (({"x": 1.0}, "x"), {}, lox.LoxTypeError, 'lox.watch."params", params'),
+        (("x", 1.0), {"split": 0}, lox.ShapeError, "the array has the shape"),
+        (
+            ("x", {"a": np.ones((2, 3)), "b": np.ones(2)}),
+            {"split": 1},
+            lox.ShapeError,
+            r"'b' has the shape \(2,\).*no such axis",
+        ),
+        (
+            ("x", {"a": np.ones((2, 3)), "b": np.ones(5)}),
+            {"split": 0},
+            lox.ShapeError,
+            "'a' has 2 layers and 'b' has 5",
+        ),
+        (("x", 1.0), {"split": "a"}, lox.LoxTypeError, "number of an axis"),
+        (("x", 1.0), {"when": "nan"}, lox.LoxValueError, '"nonfinite", not .nan'),
+        (("x", 1.0), {"when": np.ones(2, bool)}, lox.ShapeError, "a scalar decides"),
+        (("x", 1.0), {"when": 1.0}, lox.LoxTypeError, "must be a boolean"),
+        (
+            ("x", {"a": {"b": 1.0}, "a/b": 2.0}),
+            {},
+            lox.LoxValueError,
+            r"\['a'\]\['b'\] and \['a/b'\]",
+        ),
+    ],
+)
+def test_bad_input_is_refused(arguments, options, error, message):
+    with pytest.raises(error, match=rf"test_watch.py:\d+(?s:.*){message}"):
+        lox.watch(*arguments, **options)
