@@ -244,6 +244,23 @@ def test_watch_adds_no_derivatives_of_statistics():
     assert jaxpr.count("sqrt") <= 1
 
 
+def test_histograms_are_stored_as_arrays(tmp_path):
+    def program(x):
+        for i in range(2):
+            lox.watch("x", {"a": x + i}, stats=["histogram", "max"], step=i)
+
+    logs = lox.spool(program)(jnp.arange(5.0))[1]
+    lox.save(logs, tmp_path)
+    loaded = lox.load(tmp_path)
+    assert type(loaded["x/a/histogram"]) is dict
+    for name in ("counts", "edges"):
+        np.testing.assert_array_equal(
+            loaded["x/a/histogram"][name], logs["x/a/histogram"][name]
+        )
+    last = logs.reduce("last")["x/a/histogram"]
+    assert last["edges"][0] == 1 and last["counts"].sum() == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
