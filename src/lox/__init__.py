@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ._reduce.reductions import Reduction as Reduction
     from ._runtime import (
         log as log,
+        log_grad as log_grad,
         nolog as nolog,
         save as save,
         spool as spool,
@@ -49,7 +50,8 @@ else:
         "load": "_store.runs",
         "runs": "_store.runs",
         **dict.fromkeys(
-            ("log", "nolog", "save", "spool", "stats", "tap", "watch"), "_runtime"
+            ("log", "log_grad", "nolog", "save", "spool", "stats", "tap", "watch"),
+            "_runtime",
         ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")

@@ -111,16 +111,11 @@ def log_from(
             f"`lox.log`{at} got {describe(data)}; it takes a mapping from names to "
             'values, such as `lox.log({"loss": loss})`.'
         )
-    if not isinstance(prefix, str) or not isinstance(explicit, bool):
-        name = "explicit" if isinstance(prefix, str) else "prefix"
-        kind = "a bool" if isinstance(prefix, str) else "a string"
-        raise LoxTypeError(
-            f"`lox.log`{at}: `{name}` must be {kind}. If it was meant as a step, give "
-            f"the step another name, such as `{name}_step`."
-        )
+    caller = f"`lox.log`{at}"
+    check_options(prefix, explicit, caller)
     if isinstance(data, logdict) and (data.mask or data.steps):
         return _log_again(source, data, tags, reduce, prefix, explicit, steps, when)
-    condition = None if when is None else Condition.of(when, f"`lox.log`{at}")
+    condition = None if when is None else Condition.of(when, caller)
     return _log_event(source, data, condition, tags, reduce, prefix, explicit, steps)
 
 
@@ -169,38 +164,34 @@ def _log_event(
     explicit: bool,
     steps: dict[str, Any],
 ) -> logdict:
-    at = f" at {source}"
+    caller = f"`lox.log` at {source}"
     keys, trees, leaves = [], [], []
     for key, value in data.items():
         if not isinstance(key, str):
             raise LoxTypeError(
-                f"`lox.log`{at} got the key {key!r}; keys are strings: "
+                f"{caller} got the key {key!r}; keys are strings: "
                 f"`lox.log({{{str(key)!r}: ...}})`."
             )
-        value_leaves, tree = arrays_of(value, key, f"`lox.log`{at}")
+        value_leaves, tree = arrays_of(value, key, caller)
         if condition is not None:
             value_leaves = condition.values(key, value_leaves)
         keys.append(prefix + key)
         trees.append(tree)
         leaves += value_leaves
-    shape = () if condition is None else condition.shape
-    numbers = [_step(name, value, at, shape) for name, value in steps.items()]
-    if condition is not None:
-        numbers = list(map(condition.step, numbers))
+    numbers = step_numbers(steps, condition, caller)
     call = Call(
         keys=tuple(keys),
         trees=tuple(trees),
         steps=tuple(steps),
         source=source,
-        tags=_tags(tags, at),
+        tags=tags_of(tags, caller),
         explicit=explicit,
-        reduce=_prefixed(reductions.check(reduce, f" of the `lox.log`{at}"), prefix),
+        reduce=reduction_of(reduce, prefix, caller),
         conditional=condition is not None,
         early=may_run_early(),
         numbers=numbers_of(data.values(), trees, steps.values()),
     )
-    layout = Layout(elements=bool(shape), masked=condition is not None)
-    event = Event(call, layout, Route(quiet=explicit))
+    event = Event(call, layout_of(condition), Route(quiet=explicit))
     if keys:
         if tracing.at_top_level():
             check_host_function(keys, source)
@@ -306,14 +297,41 @@ def too_large(number: Any, name: str) -> str:
     )
 
 
-def _step(name: str, value: Any, at: str, when: tuple[int, ...] = ()) -> Any:
+def check_options(prefix: Any, explicit: Any, caller: str) -> None:
+    """Refuses a `prefix` that is not a string and an `explicit` that is not a bool."""
+    if not isinstance(prefix, str) or not isinstance(explicit, bool):
+        name = "explicit" if isinstance(prefix, str) else "prefix"
+        kind = "a bool" if isinstance(prefix, str) else "a string"
+        raise LoxTypeError(
+            f"{caller}: `{name}` must be {kind}. If it was meant as a step, give "
+            f"the step another name, such as `{name}_step`."
+        )
+
+
+def layout_of(condition: Condition | None) -> Layout:
+    """The layout of an event with this `when`."""
+    if condition is None:
+        return Layout()
+    return Layout(elements=bool(condition.shape), masked=True)
+
+
+def step_numbers(
+    steps: Mapping[str, Any], condition: Condition | None, caller: str
+) -> list[Any]:
+    """The steps as arrays, one number per element that `condition` has."""
+    shape = () if condition is None else condition.shape
+    numbers = [_step(name, value, caller, shape) for name, value in steps.items()]
+    return numbers if condition is None else list(map(condition.step, numbers))
+
+
+def _step(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any:
     if name in RESERVED:
-        raise StepError(f"`lox.log`{at}: {reserved_step(name)}")
+        raise StepError(f"{caller}: {reserved_step(name)}")
     if not is_array(value) or jnp.shape(value) not in ((), when):
         shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
         other = f" or have the shape {when} of `when`" if when else ""
         raise StepError(
-            f"`lox.log`{at}: the step {name!r} must be a scalar{other}, not "
+            f"{caller}: the step {name!r} must be a scalar{other}, not "
             f"{describe(value)}{shape}. Log {name!r} as a value, or pass one number "
             "of it."
         )
@@ -321,27 +339,30 @@ def _step(name: str, value: Any, at: str, when: tuple[int, ...] = ()) -> Any:
         return np.array(value)
     lost = lost_by(value)
     if lost is not None:
-        raise StepError(f"`lox.log`{at} got {too_large(lost, f'the step {name!r}')}")
+        raise StepError(f"{caller} got {too_large(lost, f'the step {name!r}')}")
     number = host.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
-        raise StepError(f"`lox.log`{at}: the step {name!r} must be a number.")
+        raise StepError(f"{caller}: the step {name!r} must be a number.")
     return number
 
 
-def _tags(tags: Any, at: str) -> tuple[str, ...]:
+def tags_of(tags: Any, caller: str) -> tuple[str, ...]:
+    """The checked `tags`."""
     listed = (tags,) if isinstance(tags, str) else tags
     if not isinstance(listed, Iterable) or is_array(listed):
         listed = (None,)
     found = tuple(listed)
     if not all(isinstance(tag, str) for tag in found):
         raise LoxTypeError(
-            f"`lox.log`{at}: `tags` must be strings, not {tags!r}. If it was meant as "
+            f"{caller}: `tags` must be strings, not {tags!r}. If it was meant as "
             "a step, give the step another name, such as `tags_step`."
         )
     return found
 
 
-def _prefixed(checked: Any, prefix: str) -> Any:
+def reduction_of(reduce: Any, prefix: str, caller: str) -> Any:
+    """The checked `reduce`, by keys with their prefix."""
+    checked = reductions.check(reduce, f" of the {caller}")
     if isinstance(checked, tuple):
         return tuple((prefix + key, name) for key, name in checked)
     return checked

@@ -66,9 +66,27 @@ LOG_EFFECT = LogEffect()
 ORDERED_LOG_EFFECT = OrderedLogEffect()
 
 
+_capturing = threading.local()
+
+
+@contextlib.contextmanager
+def captured_events() -> Iterator[list[tuple[Event, Sequence[Any]]]]:
+    """The events that are bound inside, with their operands; no program gets them."""
+    before = getattr(_capturing, "events", None)
+    events = _capturing.events = []
+    try:
+        yield events
+    finally:
+        _capturing.events = before
+
+
 class _LogPrimitive(primitives.Primitive):
     def bind(self, *operands: Any, **params: Any) -> Any:
         """Adds the event to the program that is traced, constants included."""
+        captured = getattr(_capturing, "events", None)
+        if captured is not None:
+            captured.append((params["event"], operands))
+            return []
         if not patches.installed:
             patches.install()
         if not compat.folds_constants():
@@ -142,6 +160,14 @@ def _batch(
             return log_p.bind(*one, event=event), []
     elif patches.is_missing(JACFWD) and called_by_jacfwd():
         raise patches.error(JACFWD, event.call.description)
+    lanes, event = with_lanes(axis_data, operands, dims, event)
+    return log_p.bind(*lanes, event=event), []
+
+
+def with_lanes(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], event: Event
+) -> tuple[list[Any], Event]:
+    """The operands with one more axis of lanes in front, and their event."""
     count = len(operands) - event.layout.anchors
     lanes = []
     for x, dim in zip(operands[:count], dims[:count], strict=True):
@@ -151,7 +177,7 @@ def _batch(
         else:
             lanes.append(jnp.moveaxis(x, dim, 0))
     event = event.with_layout(lanes=event.layout.lanes + 1)
-    return log_p.bind(*lanes, *operands[count:], event=event), []
+    return [*lanes, *operands[count:]], event
 
 
 rule_tables.register_batching(log_p, _batch)

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 
 from lox._events.event import Event
+from lox._events.log_grad import log_grad_p
 from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
 from .contents import events_of, hides_rules
+from .cotangents import rebound
 from .handlers import NO_STATE, Handler, Rewriter, State
 from .rule_table import has_rule
 from .walk import Walk
@@ -32,6 +34,9 @@ def lines_of(events: Iterable[Event]) -> set[Line]:
     return {(event.call.source, key) for event in events for key in event.call.keys}
 
 
+_NEVER_PASS = (log_p, log_grad_p, primitives.hijax_p)
+
+
 class _Watch:
     """A watch, as `_compat.Watch` says."""
 
@@ -41,7 +46,7 @@ class _Watch:
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
         if primitive is primitives.jit_p:
             inner: Any = (params["jaxpr"],)
-        elif primitive is log_p or primitive is primitives.hijax_p:
+        elif primitive in _NEVER_PASS:
             return False
         else:
             inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
@@ -101,6 +106,8 @@ class Changer(_Watch):
             else:
                 log_p.bind(*args, event=event)
             return []
+        if primitive is log_grad_p:
+            return rebound(self._handler, params["event"], args, self._state)
         prim = jaxprs.hijax_of(primitive, params)
         stateless = not jax.tree.leaves(self._state)
         if prim is not None and (stateless or not _takes_state(prim)):

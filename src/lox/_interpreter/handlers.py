@@ -87,6 +87,10 @@ class Handler:
         del lines
         return self
 
+    def in_cotangents(self) -> "Handler":
+        """The handler for the events of cotangents, which derivatives add later on."""
+        return self.in_rules()
+
     def without_rows(self) -> "Handler":
         """The handler for a place that rows cannot leave, such as a batching rule."""
         return self

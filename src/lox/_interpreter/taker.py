@@ -67,6 +67,9 @@ class Taker(Collector):
     def in_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         return _NotTaken(self, lines, warns=not self._keep)
 
+    def in_cotangents(self) -> Handler:
+        return _Quieter(self._selection.api)
+
     def take(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
@@ -95,6 +98,23 @@ class _NotTaken(Rewriter):
         missed = [key for key in event.call.keys if key in taken - self._known]
         if missed and self._warns:
             _warn_of_rule(missed, event.call.source)
+
+
+class _Quieter(Rewriter):
+    """For cotangents, which are not part of the function that is transformed.
+
+    They stay for a transformation around the derivative, and are not printed.
+    """
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        self.memo_key = ("quiet", api)
+
+    def wants(self, event: Event) -> bool:
+        return event.route.sink is None and event.call.api == self._api
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        log_p.bind(*operands, event=event.with_route(quiet=True))
 
 
 _warned: dict[Any, Any] = {}  # as Python keeps it: once for each line

@@ -26,3 +26,8 @@ def is_symbolic_zero(x: Any) -> bool:
 def is_linear_operand(x: Any) -> bool:
     """Whether `x` is a placeholder for a linear operand of a transposed equation."""
     return type(x) is ad.UndefinedPrimal
+
+
+def instantiated(x: Any) -> Any:
+    """A tangent or cotangent as an array, also if it is a symbolic zero."""
+    return array_types.zeros_of_aval(x.aval) if is_symbolic_zero(x) else x

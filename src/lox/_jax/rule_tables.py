@@ -72,6 +72,26 @@ def register_jet(primitive: primitives.Primitive) -> None:
     jet.jet_rules[primitive] = rule
 
 
+def register_jet_of_identity(
+    primitive: primitives.Primitive, values: Callable[..., list[Any]]
+) -> None:
+    """Makes `jax.experimental.jet` pass through a primitive that returns its inputs.
+
+    Args:
+        primitive: the primitive.
+        values: selects those of its operands that are results.
+    """
+    try:
+        from jax.experimental import jet
+    except ImportError:  # this version of JAX has no `jet`
+        return
+
+    def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
+        return values(*primals, **params), values(*series, **params)
+
+    jet.jet_rules[primitive] = rule
+
+
 # --- JAX's own rules ---------------------------------------------------------
 
 

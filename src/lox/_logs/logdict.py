@@ -26,6 +26,7 @@ from .grouping import group_by_steps
 from .key import Key, KeyInfo, describe_axes
 from .metadata import Metadata, MetadataDict
 from .slicing import Slicer
+from .sorting import sort_key
 
 
 class logdict(MetadataDict):
@@ -253,6 +254,36 @@ class logdict(MetadataDict):
         any loop, are not sliced.
         """
         return Slicer(self)
+
+    def sort(self, step: str) -> "logdict":
+        """Sorts the rows of every key that has this step.
+
+        Rows with equal steps keep their order. Each lane is sorted by its own steps,
+        and rows that did not happen go to the end. Keys without the step, and keys that
+        were logged once, outside any loop, stay as they are.
+
+        Args:
+            step: the name of the step.
+
+        Returns:
+            The sorted logs.
+
+        Example:
+            >>> steps = {"step": {"loss": jnp.array([2, 0, 1])}}
+            >>> logs = lox.logdict({"loss": jnp.array([0.1, 0.5, 0.3])}, steps, True)
+            >>> logs.sort("step")
+            {'loss': [0.5, 0.3, 0.1]}
+        """
+        if self and step not in self._metadata.steps:
+            names = ", ".join(map(repr, self._metadata.steps)) or "none"
+            raise LoxKeyError(
+                f"`logs.sort` got {step!r}, but these logs have no such step; their "
+                f"steps are {names}. Pass the name of a step, such as "
+                '`logs.sort("step")`.'
+            )
+        return self._with(
+            (name, sort_key(key, step)) for name, key in self._keys().items()
+        )
 
     def rows(self) -> Iterator["logdict"]:
         """Yields one logdict of NumPy values per row.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.contents import events_of
+from lox._interpreter.contents import cotangents_of, events_of
 from lox._jax import jaxprs, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 
@@ -15,9 +15,19 @@ _JAXPRS = ("jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "jaxprs")
 
 def events_in(params: dict[str, Any]) -> tuple[Event, ...]:
     """The events inside an equation with these parameters."""
+    return tuple(event for jaxpr in _jaxprs_in(params) for event in events_of(jaxpr))
+
+
+def events_and_cotangents_in(params: dict[str, Any]) -> tuple[Event, ...]:
+    """The same, with the events that reverse mode would add."""
+    found = _jaxprs_in(params)
+    later = (event for jaxpr in found for event in cotangents_of(jaxpr))
+    return *events_in(params), *later
+
+
+def _jaxprs_in(params: dict[str, Any]) -> list[Any]:
     named = {name: params[name] for name in _JAXPRS if name in params}
-    found = jaxprs.jaxprs_in(named or params)
-    return tuple(event for jaxpr in found for event in events_of(jaxpr))
+    return list(jaxprs.jaxprs_in(named or params))
 
 
 def events_in_condition(params: dict[str, Any]) -> tuple[Event, ...]:

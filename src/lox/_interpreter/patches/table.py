@@ -23,7 +23,13 @@ from lox._jax.primitives import (
 
 from . import batched_scan, batched_while
 from .batched_cond import guarded_cond
-from .missing import Needs, events_in, events_in_condition, refuse
+from .missing import (
+    Needs,
+    events_and_cotangents_in,
+    events_in,
+    events_in_condition,
+    refuse,
+)
 from .repeated_while import once_while, once_while_equation
 from .scan_derivatives import (
     anchored_jvp,
@@ -136,6 +142,7 @@ patches.add(
         guarded_cond,
         "under `vmap`, all lanes log the events of all branches",
         "log outside of `cond` and `switch`",
+        events_and_cotangents_in,
     ),
     patch_of_rule(
         "batching",

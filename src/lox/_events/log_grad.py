@@ -1,0 +1,261 @@
+"""`lox.log_grad`: logs cotangents.
+
+`log_grad_p` is the identity on its first operands, the values. The others are the steps
+and the mask, as in `log_p`, whose parameter it shares. Its derivative is the same
+primitive on the tangents, where it is linear, and the transpose of that is an event of
+`log_p` on the cotangents. So an event exists only in programs that reverse mode has
+made, and everything there is to do with events applies to it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Never, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from lox._arrays import is_array
+from lox._errors import LoxTypeError, describe
+from lox._jax import ad, patches, primitives, rule_tables
+from lox._libraries.nnx import as_arrays
+from lox._source import user_source
+
+from .condition import Condition
+from .event import Call, Event, Route
+from .log import check_options, layout_of, reduction_of, step_numbers, tags_of
+from .not_traced import may_run_early
+from .primitive import log_p, with_lanes
+
+T = TypeVar("T")
+_NOTHING: Any = object()
+
+
+def log_grad(
+    name: str = _NOTHING,
+    x: T = _NOTHING,
+    *others: Never,
+    tags: str | Iterable[str] = (),
+    reduce: Any = None,
+    prefix: str = "",
+    explicit: bool = False,
+    when: Any = None,
+    **steps: Any,
+) -> T:
+    """Returns `x`, and logs its cotangent when reverse mode differentiates it.
+
+    The cotangent is the derivative of the function's result with respect to `x`. It is
+    logged in the backward pass, so `lox.spool`, `lox.tap` and loggers go outside of
+    `jax.grad`: `lox.spool(jax.grad(f))`. Rows come in the order of the backward pass,
+    which runs loops in reverse; `logs.sort("step")` sorts them by a step.
+
+    Forward mode passes through unchanged. With nested derivatives, the innermost one
+    logs. Nothing is logged for values that are not differentiated, and for values that
+    the result does not depend on.
+
+    Args:
+        name: the key of the cotangent.
+        x: an array or a pytree of arrays. The cotangent is a tree of the same
+            structure, with None in place of leaves that are not differentiated, such as
+            integers.
+        tags: as in `lox.log`.
+        reduce: as in `lox.log`.
+        prefix: as in `lox.log`.
+        explicit: as in `lox.log`.
+        when: as in `lox.log`; it is evaluated in the forward pass.
+        **steps: step numbers, from the forward pass.
+
+    Returns:
+        `x`. The result must be used in place of `x`: what is computed from `x` itself
+        does not contribute to the cotangent.
+
+    Example:
+        >>> def f(x):
+        ...     def layer(h, i):
+        ...         h = lox.log_grad("dh", h, step=i)
+        ...         return 2.0 * h, None
+        ...     return jax.lax.scan(layer, x, jnp.arange(3))[0]
+        >>> grad, logs = lox.spool(jax.grad(f))(1.0)
+        >>> logs, logs.step["dh"].tolist()
+        ({'dh': [2.0, 4.0, 8.0]}, [2, 1, 0])
+        >>> logs.sort("step")
+        {'dh': [8.0, 4.0, 2.0]}
+    """
+    source = user_source()
+    caller = f"`lox.log_grad` at {source}"
+    _check_arguments(name, x, others, caller)
+    check_options(prefix, explicit, caller)
+    leaves, tree = jax.tree.flatten(x)
+    logged = _differentiable(leaves, name, x, caller)
+    condition = None if when is None else Condition.of(when, caller)
+    numbers = step_numbers(steps, condition, caller)
+    call = Call(
+        keys=(prefix + name,),
+        trees=(_with_none(_tree_of_arrays(x, tree), logged),),
+        steps=tuple(steps),
+        source=source,
+        tags=tags_of(tags, caller),
+        explicit=explicit,
+        reduce=reduction_of(reduce, prefix, caller),
+        conditional=condition is not None,
+        early=may_run_early(),
+    )
+    if not any(logged):
+        return x
+    values = [leaf for leaf, chosen in zip(leaves, logged, strict=True) if chosen]
+    shapes = [value.shape for value in values]
+    masks = []
+    if condition is not None:
+        values = condition.values(name, values)
+        masks = [condition.mask]
+    event = Event(call, layout_of(condition), Route(quiet=explicit))
+    outs = iter(log_grad_p.bind(*values, *numbers, *masks, event=event))
+    same = iter(shapes)
+    return tree.unflatten(
+        _shaped(next(outs), next(same)) if chosen else leaf
+        for leaf, chosen in zip(leaves, logged, strict=True)
+    )
+
+
+def _check_arguments(name: Any, x: Any, others: tuple[Any, ...], caller: str) -> None:
+    if not isinstance(name, str) or x is _NOTHING:
+        given = [describe(one) for one in (name, x) if one is not _NOTHING]
+        raise LoxTypeError(
+            f"{caller} got {' and '.join(given) or 'nothing'}; it takes the name of "
+            'the cotangent, and then the value: `h = lox.log_grad("dh", h)`.'
+        )
+    if others:
+        raise LoxTypeError(
+            f"{caller} got {describe(others[0])} beside the value. Steps and options "
+            f"go by their names: `lox.log_grad({name!r}, h, step=i)`."
+        )
+
+
+def _differentiable(
+    leaves: Sequence[Any], name: str, x: Any, caller: str
+) -> list[bool]:
+    """Which leaves may have a cotangent: arrays of JAX with real or complex numbers."""
+    for leaf in leaves:
+        if not is_array(leaf):
+            raise LoxTypeError(
+                f"{caller} got {describe(leaf)} for {name!r}; it logs the cotangents "
+                "of arrays, or of pytrees of these."
+            )
+    if not leaves:
+        raise LoxTypeError(
+            f"{caller} got {describe(x)} for {name!r}, which holds no array."
+        )
+    kinds = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
+    if not any(kinds):
+        dtypes = ", ".join(dict.fromkeys(str(jnp.result_type(x)) for x in leaves))
+        raise LoxTypeError(
+            f"{caller} got values of dtype {dtypes} for {name!r}, which have no "
+            "derivative. Log the cotangent of a real or complex value, or log the "
+            f'value itself: `lox.log({{"{name}": ...}})`.'
+        )
+    # numbers of Python and arrays of NumPy are constants
+    return [
+        kind and isinstance(leaf, jax.Array)
+        for kind, leaf in zip(kinds, leaves, strict=True)
+    ]
+
+
+def _tree_of_arrays(x: Any, tree: Any) -> Any:
+    """The structure of a value as it is logged, without the variables of libraries."""
+    plain = jax.tree.structure(as_arrays(x))
+    return plain if plain.num_leaves == tree.num_leaves else tree
+
+
+def _with_none(tree: Any, kept: Sequence[bool]) -> Any:
+    """A structure with None in place of the leaves that are not kept."""
+    if all(kept):
+        return tree
+    return jax.tree.structure(tree.unflatten([0 if one else None for one in kept]))
+
+
+def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
+    return x if x.shape == shape else x.reshape(shape)
+
+
+# --- the primitive -----------------------------------------------------------
+
+
+class _LogGradPrimitive(primitives.Primitive):
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        if not patches.installed:  # as for events, one of which it may become
+            patches.install()
+        return super().bind(*operands, **params)
+
+
+log_grad_p: Any = _LogGradPrimitive("lox_log_grad")
+log_grad_p.multiple_results = True
+
+
+def value_count(event: Event) -> int:
+    """The number of operands that are values; all others are not linear."""
+    return sum(tree.num_leaves for tree in event.call.trees)
+
+
+def _values(*operands: Any, event: Event) -> list[Any]:
+    return list(operands[: value_count(event)])
+
+
+log_grad_p.def_impl(_values)
+log_grad_p.def_abstract_eval(_values)
+rule_tables.register_lowering(
+    log_grad_p, lambda ctx, *operands, event: _values(*operands, event=event)
+)
+rule_tables.register_jet_of_identity(log_grad_p, _values)
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    # Values without lanes get them, too: the cotangent of each lane is its own, and
+    # only their sum would be left.
+    count = value_count(event)
+    once, event = event.layout.once, event.with_layout(once="")
+    if once and all(dim is None for dim in dims):
+        return log_grad_p.bind(*operands, event=event), [None] * count
+    lanes, event = with_lanes(axis_data, operands, dims, event)
+    return log_grad_p.bind(*lanes, event=event), [0] * count
+
+
+rule_tables.register_batching(log_grad_p, _batch)
+
+
+def _of_leaves(event: Event, kept: Sequence[bool]) -> Event:
+    """The event of some leaves of its value."""
+    (tree,) = event.call.trees
+    return event.with_call(trees=(_with_none(tree, kept),))
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, event: Event
+) -> tuple[list[Any], list[Any]]:
+    count = value_count(event)
+    out_tangents = list(tangents[:count])
+    varied = [not ad.is_symbolic_zero(tangent) for tangent in out_tangents]
+    places = [i for i, one in enumerate(varied) if one]
+    if places:
+        outs = log_grad_p.bind(
+            *(out_tangents[i] for i in places),
+            *primals[count:],
+            event=_of_leaves(event, varied),
+        )
+        for i, out in zip(places, outs, strict=True):
+            out_tangents[i] = out
+    return list(primals[:count]), out_tangents
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, event: Event) -> list[Any]:
+    count = value_count(event)
+    linear = [ad.is_linear_operand(x) for x in operands[:count]]
+    chosen = [ct for ct, one in zip(cotangents, linear, strict=True) if one]
+    if not all(map(ad.is_symbolic_zero, chosen)):
+        values = map(ad.instantiated, chosen)
+        log_p.bind(*values, *operands[count:], event=_of_leaves(event, linear))
+    given = [ct if one else None for ct, one in zip(cotangents, linear, strict=True)]
+    return [*given, *[None] * (len(operands) - count)]
+
+
+rule_tables.register_jvp(log_grad_p, _jvp)
+rule_tables.register_transpose(log_grad_p, _transpose)
