@@ -1,5 +1,6 @@
 """`lox.watch`: statistics of trees as events."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,6 +245,193 @@ def test_watch_adds_no_derivatives_of_statistics():
     assert jaxpr.count("sqrt") <= 1
 
 
+# --- cotangents --------------------------------------------------------------
+
+
+def loss(w, h, watch=True):
+    """Scanned layers; each watches its weights and its activation."""
+
+    def layer(h, inputs):
+        w, i = inputs
+        if watch:
+            options = {"stats": STATS, "grad": True, "step": i}
+            w = lox.watch("w", {"w": w}, **options)["w"]
+            h = lox.watch("h", h, **options)
+        return jnp.tanh(w @ h), None
+
+    return lax.scan(layer, h, (w, jnp.arange(LAYERS)))[0].sum()
+
+
+def cotangent_rows(weights, h):
+    """The cotangents of weights and activations, last layer first, by hand."""
+    inputs = [np.asarray(h, np.float64)]
+    for w in np.asarray(weights, np.float64):
+        inputs.append(np.tanh(w @ inputs[-1]))
+    cotangent = np.ones(WIDTH)
+    for i in reversed(range(LAYERS)):
+        before = cotangent * (1 - inputs[i + 1] ** 2)
+        cotangent = np.asarray(weights, np.float64)[i].T @ before
+        yield i, np.outer(before, inputs[i]), cotangent
+
+
+def assert_cotangents(logs, weights, h):
+    found = list(cotangent_rows(weights, h))
+    steps = [i for i, _, _ in found]
+    for name, rows in {
+        "w/grad": [oracle("w/grad", {"w": dw}) for _, dw, _ in found],
+        "h/grad": [oracle("h", {"grad": dh}) for _, _, dh in found],
+    }.items():
+        assert_rows(logs.filter(f"{name}/*"), rows, steps)
+
+
+H = jnp.linspace(-1, 1, WIDTH)
+DERIVATIVES = {
+    "grad": lambda f: jax.grad(f),
+    "jit(value_and_grad)": lambda f: jax.jit(jax.value_and_grad(f)),
+    "vjp": lambda f: lambda *args: jax.vjp(f, *args)[1](1.0),
+    "grad(checkpoint)": lambda f: jax.grad(jax.checkpoint(f)),
+    "grad(jit)": lambda f: jax.grad(jax.jit(f)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_grad_logs_the_statistics_of_cotangents(name):
+    derivative = DERIVATIVES[name](loss)
+    # an argument that is not differentiated has cotangents inside the loop only
+    out, logs = lox.spool(derivative)(WEIGHTS, H)
+    plain = DERIVATIVES[name](lambda w, h: loss(w, h, watch=False))(WEIGHTS, H)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), out, plain)
+    if name == "vjp":  # everything is differentiated
+        assert_cotangents(logs, WEIGHTS, H)
+        return
+    found = list(cotangent_rows(WEIGHTS, H))
+    rows = [oracle("w/grad", {"w": dw}) for _, dw, _ in found]
+    assert_rows(logs.filter("w/grad/*"), rows, [i for i, _, _ in found])
+
+
+def test_grad_logs_the_forward_statistics_too():
+    _, logs = lox.spool(jax.grad(loss, (0, 1)))(WEIGHTS, H)
+    assert_cotangents(logs, WEIGHTS, H)
+    rows = [oracle("w", {"w": w}) for w in WEIGHTS]
+    assert_rows(logs.filter("w/w/*"), rows, list(range(LAYERS)))
+
+
+@pytest.mark.parametrize("order", ["vmap(spool)", "spool(vmap)", "grad(vmap)"])
+def test_grad_logs_each_lane(order):
+    batch = jnp.stack([H, H**2, -2 * H])
+    gradient = jax.grad(loss, (0, 1))
+    if order == "grad(vmap)":
+        total = lambda w, h: jax.vmap(loss, (None, 0))(w, h).sum()  # noqa: E731
+        logs = lox.spool(jax.grad(total, (0, 1)))(WEIGHTS, batch)[1]
+    elif order == "vmap(spool)":
+        logs = jax.vmap(lox.spool(gradient), (None, 0))(WEIGHTS, batch)[1]
+    else:
+        logs = lox.spool(jax.vmap(gradient, (None, 0)))(WEIGHTS, batch)[1]
+    for h, lane in zip(batch, logs.filter("*/grad/*").lanes(), strict=True):
+        assert_cotangents(lane, WEIGHTS, h)
+
+
+def test_grad_reaches_tap_in_one_event_per_call():
+    found = []
+    lox.tap(jax.grad(loss), found.append, "w/grad/*")(WEIGHTS, H)
+    jax.effects_barrier()
+    assert [int(logs.step["w/grad/w/rms"]) for logs in found] == [2, 1, 0]
+    for logs, (_, dw, _) in zip(found, cotangent_rows(WEIGHTS, H), strict=True):
+        assert_rows(logs, [oracle("w/grad", {"w": dw})])
+
+
+def test_grad_logs_nothing_without_a_derivative():
+    logs = lox.spool(loss)(WEIGHTS, H)[1]
+    assert not any("/grad/" in key for key in logs)
+    logs = lox.spool(lambda w, h: jax.jvp(loss, (w, h), (w, h)))(WEIGHTS, H)[1]
+    assert not any("/grad/" in key for key in logs)
+
+
+def test_nolog_removes_the_statistics_of_cotangents(capsys):
+    for fun in (jax.grad(lox.nolog(loss)), lox.nolog(jax.grad(loss))):
+        fun(WEIGHTS, H)
+    jax.effects_barrier()
+    assert capsys.readouterr().out == ""
+
+
+def test_grad_of_a_split_tree_logs_each_layer():
+    def total(w):
+        w = lox.watch("w", {"w": w}, stats=STATS, grad=True, split=0)["w"]
+        return loss(w, H, watch=False)
+
+    _, logs = lox.spool(jax.grad(total))(WEIGHTS)
+    wanted = {}
+    for i, dw, _ in reversed(list(cotangent_rows(WEIGHTS, H))):
+        wanted |= oracle(f"w/grad/{i}", {"w": dw})
+    assert_rows(logs.filter("w/grad/*"), [wanted])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_grad_names_the_first_cotangent_that_is_not_finite(mapped):
+    def total(x):
+        tree = {"a": x, "b": x + 1, "n": 3}
+        tree = lox.watch("x", tree, stats="max", grad=True, when="nonfinite", step=7)
+        return jnp.sqrt(tree["a"]).sum() + tree["b"].sum()
+
+    found = []
+    gradient = lox.tap(jax.grad(total), found.append)
+    xs = jnp.array([[1.0, 2.0], [0.0, 1.0]])
+    jax.vmap(gradient)(xs) if mapped else gradient(xs[1])
+    jax.effects_barrier()
+    (logs,) = found
+    assert list(logs) == ["x/grad/a/max"] and logs.step["x/grad/a/max"] == 7
+    assert logs["x/grad/a/max"] == np.inf
+
+
+def test_grad_takes_when_from_the_forward_pass():
+    def total(x):
+        return (lox.watch("x", x, stats="max", grad=True, when=x.sum() > 1) ** 2).sum()
+
+    logs = lox.spool(jax.grad(total))(jnp.array([1.0, 2.0]))[1].compact()
+    assert logs["x/grad/max"] == 4
+    assert not lox.spool(jax.grad(total))(jnp.array([-1.0, 2.0]))[1].compact()
+
+
+def test_grad_of_values_without_a_cotangent_is_zero():
+    def total(tree):
+        tree = lox.watch("x", tree, stats="max_abs", grad=True, reduce="last")
+        return tree["used"] * 2
+
+    logs = lox.spool(jax.grad(total))({"used": 1.0, "unused": 2.0})[1]
+    assert logs["x/grad/used/max_abs"] == 2 and logs["x/grad/unused/max_abs"] == 0
+
+
+def test_grad_of_an_equinox_module():
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+
+    def total(model, x):
+        return lox.watch("model", model, stats="norm", grad=True)(x).sum()
+
+    gradient = eqx.filter_grad(total)
+    found, logs = lox.spool(gradient)(model, jnp.ones(2))
+    wanted = lox.stats(found, "norm")
+    logged = logs.filter("model/grad/*")
+    assert list(logged) == [f"model/grad/{key}" for key in wanted]
+    for key, value in wanted.items():
+        np.testing.assert_allclose(logged[f"model/grad/{key}"], value, rtol=1e-6)
+
+
+def test_grad_of_an_nnx_state():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+
+    def total(state):
+        state = lox.watch("model", state, stats="norm", grad=True)
+        return nnx.merge(graph, state)(jnp.ones(2)).sum()
+
+    found, logs = lox.spool(jax.grad(total))(state)
+    wanted = lox.stats(found, "norm")
+    assert [*wanted] == ["layers/0/bias/norm", "layers/0/kernel/norm"]
+    for key, value in wanted.items():
+        np.testing.assert_allclose(logs[f"model/grad/{key}"], value, rtol=1e-6)
+
+
 def test_histograms_are_stored_as_arrays(tmp_path):
     def program(x):
         for i in range(2):
@@ -279,6 +467,19 @@ def test_histograms_are_stored_as_arrays(tmp_path):
             {"split": 0},
             lox.ShapeError,
             "'a' has 2 layers and 'b' has 5",
+        ),
+        (
+            ("x", {"n": np.ones(2, int)}),
+            {"grad": True},
+            lox.LoxTypeError,
+            "no array in",
+        ),
+        (("x", 1.0), {"grad": np.ones(2)}, lox.LoxTypeError, "must be a bool"),
+        (
+            ("x", {"a": np.ones(2), "grad": {"a": np.ones(2)}}),
+            {"grad": True},
+            lox.LoxValueError,
+            "'grad/a', which is also",
         ),
         (("x", 1.0), {"split": "a"}, lox.LoxTypeError, "number of an axis"),
         (("x", 1.0), {"when": "nan"}, lox.LoxValueError, '"nonfinite", not .nan'),

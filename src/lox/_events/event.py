@@ -22,6 +22,14 @@ class Sink(Protocol):
         ...
 
 
+class Summary(Protocol):
+    """What to log of cotangents instead of themselves; a static, hashable object."""
+
+    def bind(self, event: "Event", operands: Sequence[Any]) -> None:
+        """Binds the events that replace `event`, whose values are the cotangents."""
+        ...
+
+
 class _Default:
     """Where events go that no transformation has taken; the host side sets it."""
 
@@ -45,6 +53,7 @@ class Call:
         reduce: the reduction it asks for, if any.
         api: the API it belongs to; transformations of one API ignore events of others.
         api_data: what else that API knows about it.
+        summary: of cotangents: what is logged instead of themselves, if anything.
         conditional: whether it has a `when`.
         early: whether it may be in a program that runs while another one is traced
             (see `not_traced`).
@@ -62,6 +71,7 @@ class Call:
     reduce: Any = None
     api: str = "lox"
     api_data: Any = None
+    summary: Summary | None = None
     conditional: bool = False
     early: bool = False
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)

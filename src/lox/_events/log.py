@@ -103,20 +103,22 @@ def log_from(
     explicit: Any,
     steps: dict[str, Any],
     when: Any = None,
+    function: str = "lox.log",
 ) -> logdict:
-    """Logs on behalf of a line of the user's."""
-    at = f" at {source}"
+    """Logs on behalf of a line of the user's, which calls `function`."""
+    caller = f"`{function}` at {source}"
     if not isinstance(data, Mapping):
         raise LoxTypeError(
-            f"`lox.log`{at} got {describe(data)}; it takes a mapping from names to "
+            f"{caller} got {describe(data)}; it takes a mapping from names to "
             'values, such as `lox.log({"loss": loss})`.'
         )
-    caller = f"`lox.log`{at}"
     check_options(prefix, explicit, caller)
     if isinstance(data, logdict) and (data.mask or data.steps):
         return _log_again(source, data, tags, reduce, prefix, explicit, steps, when)
     condition = None if when is None else Condition.of(when, caller)
-    return _log_event(source, data, condition, tags, reduce, prefix, explicit, steps)
+    return _log_event(
+        source, data, condition, tags, reduce, prefix, explicit, steps, caller
+    )
 
 
 def _log_again(
@@ -149,7 +151,7 @@ def _log_again(
             both = mask if given is None else jnp.reshape(mask & when, jnp.shape(when))
             condition = Condition.of(both, caller)
         result |= _log_event(
-            source, one, condition, tags, reduce, prefix, explicit, own
+            source, one, condition, tags, reduce, prefix, explicit, own, caller
         )
     return result
 
@@ -163,8 +165,8 @@ def _log_event(
     prefix: str,
     explicit: bool,
     steps: dict[str, Any],
+    caller: str,
 ) -> logdict:
-    caller = f"`lox.log` at {source}"
     keys, trees, leaves = [], [], []
     for key, value in data.items():
         if not isinstance(key, str):
