@@ -4,6 +4,7 @@ import sys
 
 from . import (
     compiled,
+    cotangents,
     eager,
     lanes,
     libraries,
@@ -23,6 +24,7 @@ TOPICS = {
         eager,
         compiled,
         removed,
+        cotangents,
         tracing,
         streams,
         streaming,

@@ -24,3 +24,9 @@ def instructions(fun: Any, *args: Any) -> list[str]:
     text = jax.jit(fun).lower(*args).compile().as_text()
     lines = [line for line in text.splitlines() if _INSTRUCTION.match(line)]
     return [_NAME.sub(number, _ORIGIN.sub("", line)) for line in lines]
+
+
+def bytes_of(fun: Any, *args: Any) -> int:
+    """The bytes that the compiled `fun` needs beside its arguments."""
+    analysis = jax.jit(fun).lower(*args).compile().memory_analysis()
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes

@@ -14,7 +14,7 @@ from jax import lax
 import lox
 
 from .figure import Figure
-from .hlo import instructions
+from .hlo import bytes_of, instructions
 from .interleaved import NOISE, best_times
 
 _SHORT, _LONG = 1_000, 1_000_000
@@ -29,11 +29,6 @@ def figures() -> Iterator[Figure]:
     yield from _branches()
 
 
-def _bytes(fun: Callable[..., Any], *args: Any) -> int:
-    analysis = jax.jit(fun).lower(*args).compile().memory_analysis()
-    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-
-
 def _memory() -> Iterator[Figure]:
     def steps(length: int) -> Any:
         return jax.ShapeDtypeStruct((length,), jnp.float32)
@@ -41,19 +36,19 @@ def _memory() -> Iterator[Figure]:
     mean = lox.spool(_bare, reduce="mean")
     yield Figure(
         'bytes of `spool(reduce="mean")`, 1e6 steps / 1e3 steps',
-        _bytes(mean, steps(_LONG)) / _bytes(mean, steps(_SHORT)),
+        bytes_of(mean, steps(_LONG)) / bytes_of(mean, steps(_SHORT)),
         1.0,
     )
     every = 100
     kept = _LONG // every * 4
     yield Figure(
         f"bytes of `spool(interval={every})` / bytes of the rows kept",
-        _bytes(lox.spool(_bare, interval=every), steps(_LONG)) / kept,
+        bytes_of(lox.spool(_bare, interval=every), steps(_LONG)) / kept,
         1.05,
     )
     window = lox.spool(_bare, reduce="mean", window=every)
     yield Figure(
-        f"  the same with `window={every}`", _bytes(window, steps(_LONG)) / kept, 1.05
+        f"  the same with `window={every}`", bytes_of(window, steps(_LONG)) / kept, 1.05
     )
 
 

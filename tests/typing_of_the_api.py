@@ -9,12 +9,14 @@ import lox
 
 def f(x: float, flag: bool = False) -> int:
     assert_type(lox.log({"x": x}, step=1, tags=["a"]), lox.logdict)
+    assert_type(lox.log_grad("dx", x, step=1, when=flag), float)
     return int(x) + flag
 
 
 assert_type(lox.spool(f)(1.0), tuple[int, lox.logdict])
 assert_type(lox.spool(f, argnames="x", reduce="mean")(1.0, flag=True)[0], int)
 assert_type(lox.tap(f, print)(1.0), int)
+assert_type(lox.spool(f)(1.0)[1].sort("step"), lox.logdict)
 assert_type(lox.nolog(f)(1.0), int)
 assert_type(lox.stats({"x": 1.0}, "rms"), dict[str, Any])
 assert_type(lox.watch("x", {"x": 1.0}, stats=["rms"], split=0), dict[str, float])

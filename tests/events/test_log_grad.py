@@ -110,6 +110,27 @@ def checkpointed(mark, x):
     return jnp.sum(lax.scan(layer, x, jnp.arange(STEPS))[0])
 
 
+def checkpointed_loops(mark, x):
+    @jax.checkpoint
+    def outer(h, i):
+        def inner(h, j):
+            return jnp.sin(jnp.sin(mark(h, 2 * i + j)) * 2), None
+
+        return jax.jit(lambda h: lax.scan(inner, h, jnp.arange(2))[0])(h), None
+
+    return jnp.sum(lax.scan(outer, x, jnp.arange(STEPS // 2))[0])
+
+
+def nested_checkpoints(mark, x):
+    @jax.checkpoint
+    def layer(h, i):
+        return jnp.sin(jax.checkpoint(lambda h: jnp.sin(mark(h, i) * 2))(h) * 2)
+
+    for i in range(STEPS):
+        x = layer(x, i)
+    return jnp.sum(x)
+
+
 def checkpointed_with_policy(mark, x):
     policy = jax.checkpoint_policies.everything_saveable
 
@@ -184,6 +205,8 @@ PROGRAMS = [
     loop,
     jitted,
     checkpointed,
+    checkpointed_loops,
+    nested_checkpoints,
     checkpointed_with_policy,
     around_checkpoint,
     taken_branch,

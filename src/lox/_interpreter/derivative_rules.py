@@ -21,7 +21,7 @@ from lox._source import Source
 
 from .contents import events_of, hides_rules
 from .cotangents import rebound
-from .handlers import NO_STATE, Handler, Rewriter, State
+from .handlers import NO_STATE, Handler, Remover, Rewriter, State
 from .rule_table import has_rule
 from .walk import Walk
 
@@ -145,6 +145,34 @@ class Changer(_Watch):
 def _takes_state(prim: Any) -> bool:
     """Whether the state can become an operand of a high-level primitive."""
     return hijax.is_checkpoint(prim) or hijax.is_custom_vjp(prim)
+
+
+class _WithoutCotangents(Rewriter):
+    """Removes `log_grad`, and leaves events alone."""
+
+    memo_key = ("without cotangents",)
+
+    def wants(self, event: Event) -> bool:
+        del event
+        return False
+
+    def in_cotangents(self) -> Handler:
+        return Remover()
+
+
+class ForwardPass(Recorder):
+    """For a forward pass that is computed beside its derivative, as by `checkpoint`.
+
+    The derivative has its own copy of `log_grad`. A derivative of the forward pass
+    would log the cotangents again.
+    """
+
+    def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        if primitive is log_p or jaxprs.hijax_of(primitive, params) is not None:
+            return super().bind(primitive, args, params)
+        for jaxpr in jaxprs.jaxprs_in(params):
+            self._lines |= lines_of(events_of(jaxpr))
+        return Changer(_WithoutCotangents()).bind(primitive, args, params)
 
 
 class Dropper(Rewriter):

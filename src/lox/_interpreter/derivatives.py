@@ -31,10 +31,11 @@ from lox._jax import (
 from lox._jax.patches import Patch
 from lox._jax.watches import Watch
 
-from .contents import events_of
+from .contents import cotangents_of, events_of
 from .derivative_rules import (
     Changer,
     DerivativeRule,
+    ForwardPass,
     Line,
     Recomputation,
     Recorder,
@@ -60,8 +61,10 @@ class _Watches:
             return self.of_custom_vjp()
         if hijax.is_checkpoint(prim):
             # its forward pass logs; what comes again by these lines is recomputation
-            inner = jaxprs.jaxprs_in(prim.params)
+            inner = list(jaxprs.jaxprs_in(prim.params))
             lines = {x for jaxpr in inner for x in lines_of(events_of(jaxpr))}
+            if any(map(cotangents_of, inner)):
+                return ForwardPass(lines), Recomputation(lines)
             return Recorder(lines), Recomputation(lines)
         watch = DerivativeRule(_is_hijax(prim)).begin()
         return watch, watch
