@@ -2,7 +2,6 @@
 
 import operator
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -203,6 +202,7 @@ def test_keys_are_paths():
 
 
 def test_equinox_modules_have_statistics_of_their_arrays():
+    eqx = pytest.importorskip("equinox")
     key = jax.random.key(0)
     model = (eqx.nn.MLP(2, 3, 4, 1, key=key), eqx.nn.Dropout(0.5))
     found = lox.stats(model, ("rms",))

@@ -1,6 +1,5 @@
 """`lox.watch`: statistics of trees as events."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -402,6 +401,7 @@ def test_grad_of_values_without_a_cotangent_is_zero():
 
 
 def test_grad_of_an_equinox_module():
+    eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
 
     def total(model, x):
