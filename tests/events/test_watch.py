@@ -391,6 +391,78 @@ def test_grad_takes_when_from_the_forward_pass():
     assert not lox.spool(jax.grad(total))(jnp.array([-1.0, 2.0]))[1].compact()
 
 
+@pytest.mark.parametrize("order", ["vmap(spool)", "spool(vmap)"])
+def test_grad_logs_cotangents_of_branches_that_lanes_take(order):
+    def total(x):
+        def body(c, i):
+            def watched(c):
+                return 2 * lox.watch("c", c, stats="max_abs", grad=True, step=i)
+
+            return lax.cond(c.sum() > 1 + i, watched, lambda c: 3 * c, c), None
+
+        return lax.scan(body, x, jnp.arange(STEPS))[0].sum()
+
+    def rows(x):
+        taken, x = [], np.asarray(x, np.float64)
+        for i in range(STEPS):
+            taken.append(x.sum() > 1 + i)
+            x = x * (2 if taken[-1] else 3)
+        cotangent = 1
+        for i in reversed(range(STEPS)):
+            cotangent *= 2 if taken[i] else 3
+            if taken[i]:
+                yield i, cotangent
+
+    xs = jnp.array([[1.0, 2.0], [0.1, 0.1], [0.5, 0.4]])
+    gradient = jax.grad(total)
+    logs = (
+        jax.vmap(lox.spool(gradient))(xs)
+        if order == "vmap(spool)"
+        else lox.spool(jax.vmap(gradient))(xs)
+    )[1]
+    for x, lane in zip(xs, logs.filter("c/grad/*").lanes(), strict=True):
+        found = rows_of(lane)
+        assert [(step, value) for _, step, value in found] == list(rows(x))
+
+
+def test_grad_is_reduced_in_the_loop():
+    logs = lox.spool(jax.grad(loss), "w/grad/*", reduce="last")(WEIGHTS, H)[1]
+    *_, (step, dw, _) = cotangent_rows(WEIGHTS, H)
+    assert_rows(logs, [oracle("w/grad", {"w": dw})], [step])
+
+
+def test_watch_in_shard_map_logs_each_device():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def shard(x):
+        return lox.watch("x", x, stats="max_abs", grad=True) ** 2
+
+    def total(x):
+        return jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec)(x).sum()
+
+    logs = lox.spool(jax.grad(total))(jnp.array([1.0, -2.0, 3.0, 0.0]))[1]
+    assert logs["x/max_abs"].tolist() == [2, 3]
+    assert logs["x/grad/max_abs"].tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_sharded_arrays_have_the_same_statistics(kind):
+    types = (getattr(jax.sharding.AxisType, kind),)
+    mesh = jax.make_mesh((2,), ("d",), axis_types=types)
+    x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    stats = (*STATS, "histogram")
+    with jax.set_mesh(mesh):
+        sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+        sharded = jax.device_put(x, sharding)
+        for split in (None, 0, 1):
+            watch = lambda x: lox.watch("x", x, stats=stats, split=split)  # noqa: B023, E731
+            found = lox.spool(watch)(sharded)[1]
+            wanted = lox.spool(watch)(x)[1]
+            assert list(found) == list(wanted)
+            jax.tree.map(np.testing.assert_allclose, dict(found), dict(wanted))
+
+
 def test_grad_of_values_without_a_cotangent_is_zero():
     def total(tree):
         tree = lox.watch("x", tree, stats="max_abs", grad=True, reduce="last")

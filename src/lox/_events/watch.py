@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from lox._arrays import is_array, is_typed_key
 from lox._errors import LoxTypeError, LoxValueError, ShapeError, describe
+from lox._jax import array_types
 from lox._libraries.nnx import as_arrays
 from lox._source import user_source
 
@@ -213,7 +214,7 @@ def _layers(x: Any, names: tuple[str, ...], split: int | None) -> list[dict[str,
     if split is None:
         return [statistics_of(x, names)]
     stacked = jax.vmap(lambda layer: statistics_of(layer, names), in_axes=split)(x)
-    leaves, tree = jax.tree.flatten(stacked)
+    leaves, tree = jax.tree.flatten(jax.tree.map(array_types.replicated, stacked))
     return [tree.unflatten(leaf[i] for leaf in leaves) for i in range(x.shape[split])]
 
 
