@@ -19,6 +19,7 @@ from jax import lax
 import lox
 from lox._logs.access import key_of
 
+COTANGENTS = ("log_grad", "log_grad", "log", "update")
 STRAIGHT = ("log", "log", "log_constant", "log_vector", "log_tree", "update")
 BLOCKS = (
     "scan",
@@ -58,7 +59,9 @@ def show(program: Program) -> str:
     return "\n".join(map(str, program))
 
 
-def generate(seed: int, loose: bool = False) -> Program:
+def generate(
+    seed: int, loose: bool = False, straight: tuple[str, ...] = STRAIGHT
+) -> Program:
     """A random program; `loose` ones have loops without a static length."""
     rng = random.Random(seed)
     budget = [rng.randint(3, 9)]
@@ -70,7 +73,7 @@ def generate(seed: int, loose: bool = False) -> Program:
     def statement(depth: int) -> Statement:
         budget[0] -= 1
         if depth == 0 or budget[0] < 0 or rng.random() < 0.4:
-            return Statement(rng.choice(STRAIGHT), rng.randint(0, 3))
+            return Statement(rng.choice(straight), rng.randint(0, 3))
         kind = rng.choice(kinds)
         blocks = {"cond": 2, "switch": 3}.get(kind, 1)
         return Statement(
@@ -91,6 +94,9 @@ class Plain:
 
     def log(self, data, **steps):
         self.events.append((jax.tree.map(np.asarray, data), steps))
+
+    def log_grad(self, name, x, **steps):
+        return x
 
     def scan(self, body, x, length, reverse=False):
         for i in reversed(range(length)) if reverse else range(length):
@@ -119,10 +125,45 @@ class Plain:
         return sum((fun(x + i) for i in range(length)), x)
 
 
+class Perturbed(Plain):
+    """Plain Python that adds a perturbation to the values with logged cotangents.
+
+    Attributes:
+        eps: the perturbations.
+        cotangents: the key and the steps of each of these values.
+    """
+
+    def __init__(self, eps):
+        super().__init__()
+        self.eps = eps
+        self.cotangents = []
+        self._counts = True
+
+    def log(self, data, **steps):
+        pass
+
+    def log_grad(self, name, x, **steps):
+        if not self._counts:
+            return x
+        values = {key: float(step) for key, step in steps.items()}
+        self.cotangents.append((name, values))
+        return x + self.eps[len(self.cotangents) - 1]
+
+    def custom(self, fun, x, *rest):
+        # the rules below give the derivative, and the function has none of its own
+        before, self._counts = self._counts, False
+        y = fun(x, *rest)
+        self._counts = before
+        return lax.stop_gradient(y) + 0.5 * (x - lax.stop_gradient(x))
+
+    custom_jvp = custom_vjp = custom
+
+
 class Jax:
     """JAX's own."""
 
     log = staticmethod(lox.log)
+    log_grad = staticmethod(lox.log_grad)
 
     def scan(self, body, x, length, reverse=False):
         def step(x, i):
@@ -169,7 +210,7 @@ def run(program: Program, x: Any, ops: Any) -> Any:
     # derivative rules cannot close over values, so all values are arguments
     def index_of(x: Any, count: int) -> Any:
         if isinstance(ops, Plain):
-            return int(np.floor(abs(float(x)) * 3)) % count
+            return int(np.floor(abs(float(lax.stop_gradient(x))) * 3)) % count
         return jnp.floor(jnp.abs(x) * 3).astype(jnp.int32) % count
 
     def do(s: Statement, x: Any, i: Any, who: Any) -> Any:
@@ -182,6 +223,8 @@ def run(program: Program, x: Any, ops: Any) -> Any:
             ops.log({"v": jnp.stack([jnp.float32(x), jnp.float32(n)])}, who=who)
         elif s.kind == "log_tree":
             ops.log({"t": {"a": x, "b": (x + n,)}}, who=who)
+        elif s.kind == "log_grad":
+            return ops.log_grad(f"d{n}", x, step=i, who=who)
         elif s.kind == "update":
             return x * (0.5 + 0.25 * n) + 0.125
         elif s.kind in ("scan", "reverse_scan"):
@@ -236,6 +279,24 @@ def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str,
     plain = Plain()
     run(program, jnp.float32(x), plain)
     return plain.events
+
+
+def expected_cotangents(
+    program: Program, x: float
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The events of a backward pass, which is plain Python's in reverse."""
+    most = 1000
+    plain = Perturbed(np.zeros(most, np.float32))
+    run(program, jnp.float32(x), plain)
+    assert len(plain.cotangents) <= most
+
+    def result(eps: Any) -> Any:
+        return run(program, jnp.float32(x), Perturbed(eps))
+
+    values = jax.grad(result)(jnp.zeros(len(plain.cotangents)))
+    named = zip(plain.cotangents, np.asarray(values), strict=True)
+    events = [({name: value}, steps) for (name, steps), value in named]
+    return events[::-1]
 
 
 # --- comparing -------------------------------------------------------------

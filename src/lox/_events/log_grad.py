@@ -156,11 +156,12 @@ def _differentiable(
         if not is_array(leaf):
             raise LoxTypeError(
                 f"{caller} got {describe(leaf)} for {name!r}; it logs the cotangents "
-                "of arrays, or of pytrees of these."
+                "of arrays, or of pytrees of arrays. Pass the part that is arrays."
             )
     if not leaves:
         raise LoxTypeError(
-            f"{caller} got {describe(x)} for {name!r}, which holds no array."
+            f"{caller} got {describe(x)} for {name!r}, which holds no array. Pass the "
+            f"value whose cotangent to log: `h = lox.log_grad({name!r}, h)`."
         )
     kinds = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
     if not any(kinds):
@@ -222,7 +223,7 @@ log_grad_p.def_abstract_eval(_values)
 rule_tables.register_lowering(
     log_grad_p, lambda ctx, *operands, event: _values(*operands, event=event)
 )
-rule_tables.register_jet_of_identity(log_grad_p, _values)
+rule_tables.register_jet(log_grad_p, _values)
 
 
 def _batch(

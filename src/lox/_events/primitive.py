@@ -221,4 +221,4 @@ def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
 
 rule_tables.register_jvp(log_p, _jvp)
 rule_tables.register_transpose(log_p, _transpose)
-rule_tables.register_jet(log_p)
+rule_tables.register_jet(log_p, lambda *operands, event: [])

@@ -253,8 +253,11 @@ def _along_time(parts: "Sequence[Rows]", common: int) -> bool:
 
 
 def _is_remainder(parts: "Sequence[Rows]", common: int) -> bool:
-    """Whether these are batches of `lax.map`: a loop over whole ones, and a rest."""
-    whole = parts[0].lane_sizes()
+    """Whether these are batches of `lax.map`: a loop over whole ones, and a rest.
+
+    In a backward pass, the rest comes first.
+    """
+    whole = max(part.lane_sizes() for part in parts)
     rest = next(p.lane_sizes() for p in parts if p.lane_sizes() != whole)
     return (
         common == len(whole) - 1

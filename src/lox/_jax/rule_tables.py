@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
-from . import compat, primitives
+from . import compat
 from .patches import UnavailableError
 
 # --- rules of lox's primitives -----------------------------------------------
@@ -58,28 +58,12 @@ def set_no_derivative(primitive: Any) -> None:
     register_jvp(primitive, jvp)
 
 
-def register_jet(primitive: primitives.Primitive) -> None:
-    """Makes `jax.experimental.jet` bind a primitive without results unchanged."""
-    try:
-        from jax.experimental import jet
-    except ImportError:  # this version of JAX has no `jet`
-        return
-
-    def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
-        del series
-        return primitive.bind(*primals, **params), []
-
-    jet.jet_rules[primitive] = rule
-
-
-def register_jet_of_identity(
-    primitive: primitives.Primitive, values: Callable[..., list[Any]]
-) -> None:
-    """Makes `jax.experimental.jet` pass through a primitive that returns its inputs.
+def register_jet(primitive: Any, results: Callable[..., list[Any]]) -> None:
+    """Makes `jax.experimental.jet` pass through a primitive that computes nothing.
 
     Args:
         primitive: the primitive.
-        values: selects those of its operands that are results.
+        results: selects those of its operands that are its results.
     """
     try:
         from jax.experimental import jet
@@ -87,7 +71,7 @@ def register_jet_of_identity(
         return
 
     def rule(primals: Sequence[Any], series: Any, **params: Any) -> tuple[Any, Any]:
-        return values(*primals, **params), values(*series, **params)
+        return primitive.bind(*primals, **params), results(*series, **params)
 
     jet.jet_rules[primitive] = rule
 
