@@ -1,7 +1,7 @@
 """What a type checker sees of the public API; run by `make types`, never imported."""
 
 from collections.abc import Callable
-from typing import assert_type
+from typing import Any, assert_type
 
 import logify
 import lox
@@ -18,6 +18,8 @@ assert_type(lox.spool(f, argnames="x", reduce="mean")(1.0, flag=True)[0], int)
 assert_type(lox.tap(f, print)(1.0), int)
 assert_type(lox.spool(f)(1.0)[1].sort("step"), lox.logdict)
 assert_type(lox.nolog(f)(1.0), int)
+assert_type(lox.stats({"x": 1.0}, "rms"), dict[str, Any])
+assert_type(lox.watch("x", {"x": 1.0}, stats=["rms"], split=0), dict[str, float])
 
 
 @lox.spool(interval=2)

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         nolog as nolog,
         save as save,
         spool as spool,
+        stats as stats,
         tap as tap,
+        watch as watch,
     )
     from ._store.runs import load as load, runs as runs
 else:
@@ -48,7 +50,8 @@ else:
         "load": "_store.runs",
         "runs": "_store.runs",
         **dict.fromkeys(
-            ("log", "log_grad", "nolog", "save", "spool", "tap"), "_runtime"
+            ("log", "log_grad", "nolog", "save", "spool", "stats", "tap", "watch"),
+            "_runtime",
         ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")

@@ -7,6 +7,8 @@ traversal, the patches of JAX's own rules, and where untransformed events go.
 from . import _interpreter as _interpreter
 from ._events.log import log as log
 from ._events.log_grad import log_grad as log_grad
+from ._events.stats import stats as stats
+from ._events.watch import watch as watch
 from ._host import callbacks as callbacks
 from ._transforms.nolog import nolog as nolog
 from ._transforms.save import save as save

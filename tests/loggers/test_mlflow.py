@@ -115,6 +115,18 @@ def test_infinities_are_distinguished_from_finite_numbers(uri):
     assert np.isnan(nothing) and finite == float(rows[3])
 
 
+def test_histograms_are_left_out(uri):
+    logger = lox.loggers.MLflowLogger("histograms", tracking_uri=uri)
+    state = logger.init(0)
+    watch = logger.tap(lambda x: lox.watch("x", x, stats=["max", "histogram"]), state)
+    with pytest.warns(lox.LoxWarning, match="leaves out 'x/histogram/"):
+        watch(jnp.arange(3.0))
+        logger.finish(state)
+    client, found = runs(uri, "histograms")
+    (run,) = found.values()
+    assert history(client, run, "x/max") == ([0], [2.0])
+
+
 def test_subnormal_numbers_are_kept(uri):
     numbers = np.array([1e-40, -1e-45, 0.1, 0.0], np.float32)
     logger = lox.loggers.MLflowLogger("small", tracking_uri=uri)

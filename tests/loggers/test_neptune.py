@@ -212,6 +212,26 @@ def test_histograms_and_images_are_logged_if_selected():
     assert pixels("gray").tolist() == [[0, 51], [255, 255]]
 
 
+def test_watched_histograms_are_histograms():
+    logger = lox.neptune.NeptuneLogger()
+    state = logger.init(0)
+    values = np.arange(10.0, dtype=np.float32)
+    logger.tap(lox.watch, state)("params", {"w": values}, stats="histogram", step=3)
+    uneven = {"counts": np.array([1, 2]), "edges": np.array([0.0, 1.0, 3.0])}
+    logger.log(state, {"uneven": uneven})
+    logger.finish(state)
+    (run,) = written().values()
+    ((step, text),) = run.series["params/w/histogram"]
+    histogram = lox.stats(values, "histogram")["histogram"]
+    assert step == 3 and len(text) < 1000
+    assert json.loads(text) == {
+        "lowest": 0,
+        "highest": 9,
+        "counts": histogram["counts"].tolist(),
+    }
+    assert json.loads(run.series["uneven"][0][1])["edges"] == [0, 1, 3]
+
+
 def test_debug_mode_writes_nothing():
     logger = lox.neptune.NeptuneLogger(mode="debug", config={"a": 1}, images="image")
     state = logger.init(0)

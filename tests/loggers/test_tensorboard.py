@@ -158,6 +158,25 @@ def test_arrays_are_written_as_histograms_or_images_if_selected(tmp_path):
     )
 
 
+def test_watched_histograms_are_histograms(tmp_path):
+    logger = lox.loggers.TensorBoardLogger(tmp_path)
+    state = logger.init(0)
+    values = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    logger.tap(lox.watch, state)("params", {"w": values}, stats="histogram", step=3)
+    logger.finish(state)
+    found = read(next(tmp_path.iterdir()))
+    (event,) = found.Histograms("params/w/histogram")
+    shown = event.histogram_value
+    histogram = lox.stats(values, "histogram")["histogram"]
+    assert event.step == 3
+    assert (shown.num, shown.min, shown.max) == (1000, values.min(), values.max())
+    assert list(shown.bucket) == histogram["counts"].tolist()
+    assert list(shown.bucket_limit) == histogram["edges"][1:].tolist()
+    width = float(shown.bucket_limit[1] - shown.bucket_limit[0])
+    assert abs(shown.sum - values.sum()) < 1000 * width / 2
+    assert shown.sum_squares == pytest.approx(np.square(values).sum(), rel=0.05)
+
+
 def test_config_is_written_as_hyperparameters(tmp_path):
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 

@@ -80,6 +80,20 @@ def test_nan_infinity_and_arrays_are_stored(storage):
     assert rows[3]["image"]["_type"] == "trackio.image"
 
 
+def test_watched_histograms_are_histograms(storage):
+    logger = lox.loggers.TrackioLogger("watched")
+    state = logger.init(0)
+    values = np.arange(10.0, dtype=np.float32)
+    logger.tap(lox.watch, state)("params", {"w": values}, stats="histogram", step=3)
+    logger.finish(state)
+    (row,) = storage.get_logs("watched", "00000000-00000000")
+    histogram = lox.stats(values, "histogram")["histogram"]
+    shown = row["params/w/histogram"]
+    assert row["step"] == 3 and shown["_type"] == "trackio.histogram"
+    assert shown["values"] == histogram["counts"].tolist()
+    assert shown["bins"] == histogram["edges"].tolist()
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 2), (4, 5, 3), (4, 5, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
 def test_images_of_any_number_of_channels_are_stored(storage, shape, dtype):

@@ -334,6 +334,35 @@ def test_histograms_and_images_are_logged_if_selected():
     assert pixels("gray").tolist() == [[0, 51], [255, 255]]
 
 
+def test_watched_histograms_are_histograms():
+    logger = offline()
+    state = logger.init(0)
+    params = {"w": np.arange(10.0, dtype=np.float32)}
+    logger.tap(lox.watch, state)("params", params, stats=["histogram", "max"], step=3)
+    logger.finish(state)
+    (row,) = written_rows()
+    histogram = lox.stats(params, "histogram")["w/histogram"]
+    assert row["params/w/histogram"]["_type"] == "histogram"
+    assert row["params/w/histogram"]["values"] == histogram["counts"].tolist()
+    assert row["params/w/histogram"]["bins"] == histogram["edges"].tolist()
+    assert row["params/w/max"] == 9 and row["step"] == 3
+
+
+def test_counts_and_edges_are_histograms_unless_selected():
+    logger = offline(histograms="b/*")
+    state = logger.init(0)
+    counts, edges = np.array([1, 2]), np.array([0.0, 1.0, 3.0])
+    histogram = {"counts": counts, "edges": edges}
+    logger.log(state, {"a": histogram, "b": histogram})
+    with pytest.warns(lox.LoxWarning, match="leaves out 'c/") as seen:
+        logger.log(state, {"c": {"counts": counts, "edges": edges[1:]}, "x": 1.0})
+        logger.finish(state)
+    assert len(seen) == 2
+    first, second = written_rows()
+    assert set(first) == {"a", "b/counts", "b/edges"} and set(second) == {"x"}
+    assert (first["a"]["values"], first["a"]["bins"]) == ([1, 2], [0, 1, 3])
+
+
 def test_arrays_are_left_out_unless_selected():
     logger = offline(images="flat")
     state = logger.init(0)

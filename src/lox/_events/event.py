@@ -22,6 +22,14 @@ class Sink(Protocol):
         ...
 
 
+class Summary(Protocol):
+    """What to log of cotangents instead of themselves; a static, hashable object."""
+
+    def bind(self, event: "Event", operands: Sequence[Any]) -> None:
+        """Binds the events that replace `event`, whose values are the cotangents."""
+        ...
+
+
 class _Default:
     """The sink of events that no transformation collects; set by the host side."""
 
@@ -46,6 +54,7 @@ class Call:
         api: the API of the call (`lox` or `logify`); transformations of one API ignore
             the events of others.
         api_data: additional static data of that API.
+        summary: for cotangents, what is logged instead of them, if anything.
         conditional: whether the call has a `when`.
         early: whether the call may be in a program that runs while another one is
             traced (see `not_traced`).
@@ -64,6 +73,7 @@ class Call:
     reduce: Any = None
     api: str = "lox"
     api_data: Any = None
+    summary: Summary | None = None
     conditional: bool = False
     early: bool = False
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)

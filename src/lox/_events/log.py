@@ -104,20 +104,22 @@ def log_from(
     explicit: Any,
     steps: dict[str, Any],
     when: Any = None,
+    function: str = "lox.log",
 ) -> logdict:
-    """Logs an event for the line `source` of the user's code."""
-    at = f" at {source}"
+    """Logs an event for the line `source` of the user's code, which calls `function`."""
+    caller = f"`{function}` at {source}"
     if not isinstance(data, Mapping):
         raise LoxTypeError(
-            f"`lox.log`{at} got {describe(data)} instead of a mapping from names to "
+            f"{caller} got {describe(data)} instead of a mapping from names to "
             'values: `lox.log({"loss": loss})`.'
         )
-    caller = f"`lox.log`{at}"
     check_options(prefix, explicit, caller)
     if isinstance(data, logdict) and (data.mask or data.steps):
         return _log_spooled(source, data, tags, reduce, prefix, explicit, steps, when)
     condition = None if when is None else Condition.of(when, caller)
-    return _log_event(source, data, condition, tags, reduce, prefix, explicit, steps)
+    return _log_event(
+        source, data, condition, tags, reduce, prefix, explicit, steps, caller
+    )
 
 
 def _log_spooled(
@@ -150,7 +152,7 @@ def _log_spooled(
             both = mask if given is None else jnp.reshape(mask & when, jnp.shape(when))
             condition = Condition.of(both, caller)
         result |= _log_event(
-            source, one, condition, tags, reduce, prefix, explicit, own
+            source, one, condition, tags, reduce, prefix, explicit, own, caller
         )
     return result
 
@@ -164,8 +166,8 @@ def _log_event(
     prefix: str,
     explicit: bool,
     steps: dict[str, Any],
+    caller: str,
 ) -> logdict:
-    caller = f"`lox.log` at {source}"
     keys, trees, leaves = [], [], []
     for key, value in data.items():
         if not isinstance(key, str):
@@ -267,7 +269,7 @@ def operand(x: Any, key: str, call: str) -> Any:
         return np.array(x)
     lost = lost_by(x)
     if lost is not None:
-        raise RangeError(f"{call} got {_too_large(lost, repr(key))}")
+        raise RangeError(f"{call} got {too_large(lost, repr(key))}")
     try:
         return host.to_array(x)
     except TypeError as error:
@@ -285,7 +287,7 @@ def _stays_on_host(x: Any) -> bool:
     return lost_by(x) is not None and np.asarray(x).dtype != object
 
 
-def _too_large(number: Any, name: str) -> str:
+def too_large(number: Any, name: str) -> str:
     whole = isinstance(number, int)
     dtype = jax.dtypes.canonicalize_dtype(np.int64 if whole else np.float64)
     if isinstance(number, complex):
@@ -340,7 +342,7 @@ def _step(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any
         return np.array(value)
     lost = lost_by(value)
     if lost is not None:
-        raise StepError(f"{caller} got {_too_large(lost, f'the step {name!r}')}")
+        raise StepError(f"{caller} got {too_large(lost, f'the step {name!r}')}")
     number = host.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
         raise StepError(f"{caller}: the step {name!r} must be a number.")

@@ -98,21 +98,40 @@ def log_grad(
         conditional=condition is not None,
         early=may_run_early(),
     )
+    return tree.unflatten(bind_log_grad(leaves, logged, call, numbers, condition))
+
+
+def bind_log_grad(
+    leaves: list[Any],
+    logged: Sequence[bool],
+    call: Call,
+    numbers: Sequence[Any],
+    condition: Condition | None,
+) -> list[Any]:
+    """The leaves as they are; reverse mode makes an event of the cotangents of some.
+
+    Args:
+        leaves: the leaves of a value.
+        logged: for each, whether its cotangent is logged.
+        call: the call that logs them.
+        numbers: its steps.
+        condition: its `when`, if there is one.
+    """
     if not any(logged):
-        return x
+        return leaves
     values = [leaf for leaf, chosen in zip(leaves, logged, strict=True) if chosen]
     shapes = [value.shape for value in values]
     masks = []
     if condition is not None:
-        values = condition.values(name, values)
+        values = condition.values(call.keys[0], values)
         masks = [condition.mask]
-    event = Event(call, layout_of(condition), Route(quiet=explicit))
+    event = Event(call, layout_of(condition), Route(quiet=call.explicit))
     outs = iter(log_grad_p.bind(*values, *numbers, *masks, event=event))
     same = iter(shapes)
-    return tree.unflatten(
+    return [
         _shaped(next(outs), next(same)) if chosen else leaf
         for leaf, chosen in zip(leaves, logged, strict=True)
-    )
+    ]
 
 
 def _check_arguments(name: Any, x: Any, others: tuple[Any, ...], caller: str) -> None:
@@ -252,8 +271,12 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, event: Event) -> list[
     linear = [ad.is_linear_operand(x) for x in operands[:count]]
     chosen = [ct for ct, one in zip(cotangents, linear, strict=True) if one]
     if not all(map(ad.is_symbolic_zero, chosen)):
-        values = map(ad.instantiated, chosen)
-        log_p.bind(*values, *operands[count:], event=_of_leaves(event, linear))
+        values = [*map(ad.instantiated, chosen), *operands[count:]]
+        event = _of_leaves(event, linear)
+        if event.call.summary is None:
+            log_p.bind(*values, event=event)
+        else:
+            event.call.summary.bind(event, values)
     given = [ct if one else None for ct, one in zip(cotangents, linear, strict=True)]
     return [*given, *[None] * (len(operands) - count)]
 

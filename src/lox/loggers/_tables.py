@@ -28,7 +28,8 @@ class Table:
         values: the columns of all values, by the path of the leaf; the first axis is
             time.
         scalars: those that a tracker shows as numbers.
-        histograms: those that a tracker shows as histograms.
+        histograms: those that a tracker shows as histograms of their values.
+        binned: those that are histograms already: their counts and their bin edges.
         images: those that a tracker shows as images.
     """
 
@@ -37,7 +38,13 @@ class Table:
     values: dict[str, Array]
     scalars: dict[str, Array] = dataclasses.field(default_factory=dict)
     histograms: dict[str, Array] = dataclasses.field(default_factory=dict)
+    binned: dict[str, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     images: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of everything that a tracker shows."""
+        return [*self.scalars, *self.histograms, *self.binned, *self.images]
 
 
 def tables(logs: logdict) -> Iterator[Table]:

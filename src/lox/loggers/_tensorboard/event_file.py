@@ -12,7 +12,7 @@ import pathlib
 import platform
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,23 @@ def histogram(values: Array) -> bytes:
     )
 
 
+def binned_histogram(counts: Array, edges: Array) -> bytes:
+    """Encodes a `Summary.Value.histo`; its sums are those of the centers of bins."""
+    counts, edges = counts.astype(np.float64), edges.astype(np.float64)
+    centers = edges[:-1] / 2 + edges[1:] / 2
+    with np.errstate(over="ignore"):
+        squares = float(counts @ np.square(centers))
+    return _message(
+        (1, float(edges[0])),
+        (2, float(edges[-1])),
+        (3, float(counts.sum())),
+        (4, float(counts @ centers)),
+        (5, squares),
+        (6, edges[1:]),
+        (7, counts),
+    )
+
+
 def image(pixels: Array) -> bytes:
     """Encodes a `Summary.Value.image`."""
     pixels = to_uint8(pixels)
@@ -166,11 +183,24 @@ class EventFile:
     def histograms(self, columns: Mapping[str, Array], steps: Array) -> None:
         self._write_each(columns, steps, 5, histogram)
 
+    def binned_histograms(
+        self, columns: Mapping[str, tuple[Array, Array]], steps: Array
+    ) -> None:
+        rows = {
+            name: list(zip(counts, edges, strict=True))
+            for name, (counts, edges) in columns.items()
+        }
+        self._write_each(rows, steps, 5, lambda row: binned_histogram(*row))
+
     def images(self, columns: Mapping[str, Array], steps: Array) -> None:
         self._write_each(columns, steps, 4, image)
 
     def _write_each(
-        self, columns: Mapping[str, Array], steps: Array, field: int, encode: Any
+        self,
+        columns: Mapping[str, Iterable[Any]],
+        steps: Array,
+        field: int,
+        encode: Callable[[Any], bytes],
     ) -> None:
         """Writes one event per row and column."""
         times = self._times(steps)

@@ -84,6 +84,8 @@ class TensorBoardLogger(Tracker):
                 run.file.scalars(table.scalars, steps)
             if table.histograms:
                 run.file.histograms(table.histograms, steps)
+            if table.binned:
+                run.file.binned_histograms(table.binned, steps)
             if table.images:
                 run.file.images(table.images, steps)
 

@@ -75,6 +75,8 @@ class MLflowLogger(Tracker):
             first. MLflow supports one step only.
     """
 
+    shows_histograms = False
+
     def __init__(
         self,
         experiment: str = "Default",

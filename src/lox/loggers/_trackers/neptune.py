@@ -16,7 +16,7 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._tables import Array, Table, python_numbers
 
-from .histogram import finite_histogram
+from .histogram import histograms_of
 from .images import encode_png, to_uint8
 from .tracker import Names, Tracker
 
@@ -140,8 +140,8 @@ class NeptuneLogger(Tracker):
         steps = None if x_axis is None else x_axis[1].tolist()
         for name, column in table.scalars.items():
             self._write_numbers(run, name, column, steps)
-        for name, column in table.histograms.items():
-            texts = [_histogram_text(values) for values in column]
+        for name, rows in histograms_of(table, _BINS):
+            texts = [_histogram_text(counts, edges) for counts, edges in rows]
             run.series("text", name).extend(texts, steps=steps)
         for name, column in table.images.items():
             files = [self._image_file(pixels) for pixels in column]
@@ -170,15 +170,16 @@ class NeptuneLogger(Tracker):
         return self._types.File.from_content(content, extension="png")
 
 
-def _histogram_text(values: Array) -> str:
-    counts, edges = finite_histogram(values, _BINS)
-    return json.dumps(
-        {
-            "lowest": float(edges[0]),
-            "highest": float(edges[-1]),
-            "counts": counts.tolist(),
-        }
-    )
+def _histogram_text(counts: Array, edges: Array) -> str:
+    content = {
+        "lowest": float(edges[0]),
+        "highest": float(edges[-1]),
+        "counts": counts.tolist(),
+    }
+    even = np.linspace(edges[0], edges[-1], len(edges))
+    if not np.allclose(edges, even, rtol=0, atol=1e-3 * abs(even[1] - even[0])):
+        content["edges"] = edges.tolist()
+    return json.dumps(content)
 
 
 @contextlib.contextmanager

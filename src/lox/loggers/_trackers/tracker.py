@@ -32,6 +32,7 @@ class Tracker(Logger):
     """
 
     background = True
+    shows_histograms = True
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Tracker(Logger):
         if name is None:
             return None
         if self._step is not None:
-            keys = ", ".join(map(repr, (*table.scalars, *table.histograms)))
+            keys = ", ".join(map(repr, table.shown))
             self.warn_once(
                 f"`{type(self).__name__}` plots {keys} over the step {name!r}, because "
                 f"these rows have no step {self._step!r}. Log that step with them, or "
@@ -86,13 +87,40 @@ class Tracker(Logger):
 
     def _classified(self, table: Table) -> Table:
         """Sorts the values of a table by how to show them."""
+        in_histograms = self._find_binned(table) if self.shows_histograms else ()
         for name, column in table.values.items():
+            if name in in_histograms:
+                continue
             kind = self._kind_of(name, column)
             if kind == "scalars":
                 table.scalars[name] = column.reshape(table.length)
             elif kind != "other":
                 getattr(table, kind)[name] = column
         return table
+
+    def _find_binned(self, table: Table) -> set[str]:
+        """Adds the histograms of a table: counts, and one more edge of bins.
+
+        Returns:
+            The names of the columns that belong to them.
+        """
+        found: set[str] = set()
+        for name, edges in table.values.items():
+            if not name.endswith(_EDGES):
+                continue
+            histogram = name.removesuffix(_EDGES)
+            counts = table.values.get(histogram + _COUNTS)
+            if counts is None or not _are_binned(counts, edges):
+                continue
+            names = histogram + _COUNTS, name
+            if not any(map(self._is_selected, names)):
+                table.binned[histogram] = counts, edges
+                found.update(names)
+        return found
+
+    def _is_selected(self, name: str) -> bool:
+        selected = (*self._histograms, *self._images)
+        return any(matches(name, pattern) for pattern in selected)
 
     def _kind_of(self, name: str, column: Array) -> str:
         """How to show a key: "scalars", "histograms", "images", or "other" if not."""
@@ -148,6 +176,16 @@ class Tracker(Logger):
 
 
 _MAX_SCALAR_INFOS = 1000
+_COUNTS, _EDGES = "/counts", "/edges"  # of a logged histogram
+
+
+def _are_binned(counts: Array, edges: Array) -> bool:
+    """Whether two columns are counts of values in bins, and the edges of the bins."""
+    return (
+        counts.ndim == edges.ndim == 2
+        and edges.shape[1] == counts.shape[1] + 1 > 1
+        and all(column.dtype.kind in "iuf" for column in (counts, edges))
+    )
 
 
 def _is_scalar_table(logs: logdict, table: Table) -> bool:
@@ -219,7 +257,7 @@ class IntegerSteps:
 
     def _count(self, table: Table) -> int:
         """Counts the rows of these keys; returns how many there were before."""
-        names = [*table.scalars, *table.histograms, *table.images]
+        names = table.shown
         first = max((self._counts.get(name, 0) for name in names), default=0)
         self._counts |= dict.fromkeys(names, first + table.length)
         return first

@@ -14,7 +14,7 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
-from .histogram import finite_histogram
+from .histogram import histograms_of
 from .images import to_uint8
 from .tracker import IntegerSteps, Names, Tracker, check_options
 
@@ -87,11 +87,8 @@ class TrackioLogger(Tracker):
         """The columns to log, by name: one value per row."""
         trackio = self._trackio
         columns = {name: python_numbers(x) for name, x in table.scalars.items()}
-        for name, column in table.histograms.items():
-            columns[name] = [
-                trackio.Histogram(np_histogram=finite_histogram(values, _BINS))
-                for values in column
-            ]
+        for name, rows in histograms_of(table, _BINS):
+            columns[name] = [trackio.Histogram(np_histogram=row) for row in rows]
         for name, column in table.images.items():
             columns[name] = [trackio.Image(_with_channels(pixels)) for pixels in column]
         x_axis = self.step_of(table)

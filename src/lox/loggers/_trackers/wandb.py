@@ -17,7 +17,7 @@ from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
-from .histogram import finite_histogram
+from .histogram import histograms_of
 from .images import to_uint8
 from .tracker import Names, Tracker, check_options
 
@@ -156,11 +156,8 @@ class WandbLogger(Tracker):
         """The columns to log, by name: one value per row."""
         wandb = self._wandb
         columns = {name: python_numbers(x) for name, x in table.scalars.items()}
-        for name, column in table.histograms.items():
-            columns[name] = [
-                wandb.Histogram(np_histogram=finite_histogram(values, _BINS))
-                for values in column
-            ]
+        for name, rows in histograms_of(table, _BINS):
+            columns[name] = [wandb.Histogram(np_histogram=row) for row in rows]
         for name, column in table.images.items():
             columns[name] = [self._image(pixels) for pixels in column]
         return columns
