@@ -16,6 +16,8 @@ assert_type(lox.spool(f)(1.0), tuple[int, lox.logdict])
 assert_type(lox.spool(f, argnames="x", reduce="mean")(1.0, flag=True)[0], int)
 assert_type(lox.tap(f, print)(1.0), int)
 assert_type(lox.nolog(f)(1.0), int)
+assert_type(lox.observe(f, carry=True)(1.0), int)
+assert_type(lox.observe(f).loops(1.0)[0].address, str)
 
 
 @lox.spool(interval=2)

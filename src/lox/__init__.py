@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._runtime import (
         log as log,
         nolog as nolog,
+        observe as observe,
         save as save,
         spool as spool,
         tap as tap,
@@ -46,7 +47,9 @@ else:
         "Reduction": "_reduce.reductions",
         "load": "_store.runs",
         "runs": "_store.runs",
-        **dict.fromkeys(("log", "nolog", "save", "spool", "tap"), "_runtime"),
+        **dict.fromkeys(
+            ("log", "nolog", "observe", "save", "spool", "tap"), "_runtime"
+        ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")
 
