@@ -56,7 +56,10 @@ def branching(x):
 
         return lax.cond(t % 2 == 0, loop, lambda v: v * 2, v), None
 
-    return lax.scan(jax.checkpoint(step), x, jnp.arange(3))[0]
+    def body(v, t):
+        return jax.checkpoint(step)(v, t)
+
+    return lax.scan(body, x, jnp.arange(3))[0]
 
 
 def branching_events(x):
@@ -281,6 +284,48 @@ def test_function_that_runs_beside_its_rule_logs_its_own_events_once():
     np.testing.assert_allclose(logs["v"], expected)
 
 
+def test_loops_in_a_shard_map_log_on_every_device():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    spec = jax.sharding.PartitionSpec("d")
+
+    def body(x):
+        return lax.fori_loop(0, 3, lambda i, v: v + lax.axis_index("d"), x)
+
+    def fun(x):
+        return jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    _, logs = lox.spool(lox.observe(fun, carry=lambda c: {"v": c[1]}))(jnp.arange(2))
+    assert logs["v"][..., 0].tolist() == [[0, 2], [0, 3], [0, 4]]
+
+
+def conjugate_gradients(b):
+    matrix = jnp.array([[4.0, 1.0], [1.0, 3.0]])
+    return jax.scipy.sparse.linalg.cg(lambda x: matrix @ x, b)[0]
+
+
+@pytest.mark.parametrize(
+    "way", [plain, jax.jacrev, jax.jacfwd, lambda f: jax.grad(lambda b: f(b).sum())]
+)
+def test_solver_of_a_linear_solve_logs_its_steps_once(way):
+    fun = lox.observe(conjugate_gradients, carry=lambda leaves: {"x": leaves[0]})
+    _, logs = lox.spool(way(fun), capacity=CAPACITY)(jnp.ones(2))
+    assert logs["x"].shape == (2, 2)
+    np.testing.assert_allclose(
+        logs["x"][-1], conjugate_gradients(jnp.ones(2)), rtol=1e-5
+    )
+
+
+def test_keys_in_a_carry_are_logged():
+    def fun(key):
+        def split(key, _):
+            return jax.random.split(key)[0], None
+
+        return lax.scan(split, key, length=2)[0]
+
+    last, logs = lox.spool(lox.observe(fun, carry=True))(jax.random.key(0))
+    assert (logs["key"][-1] == last).all()
+
+
 # --- options -----------------------------------------------------------------
 
 
@@ -399,6 +444,11 @@ def test_pattern_without_a_loop_is_refused_and_lists_the_loops():
 def test_function_that_returns_no_mapping_is_refused():
     with pytest.raises(lox.LoxTypeError, match=r"returned.*test_observe.py:\d+"):
         lox.observe(scanned, carry=lambda leaves: leaves[0])(1.5)
+
+
+def test_value_that_is_not_an_array_is_refused():
+    with pytest.raises(lox.LoxTypeError, match=r"`carry` of `lox.observe`, for .*'a'"):
+        lox.observe(scanned, carry=lambda leaves: {"a": "x"})(1.5)
 
 
 def test_same_key_in_carry_and_ys_is_refused():

@@ -16,6 +16,8 @@ from lox._source import Source
 # Where an equation is: the numbers of equations and of their jaxprs, from outside in.
 Path = tuple[int, ...]
 
+_UNKNOWN = debug_info.Place("<unknown>", 0, "<unknown>")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loop:
@@ -100,7 +102,7 @@ def find_sites(
         jaxpr: the program.
         outputs: the names of primitives to find as well.
     """
-    return _sites_in(jaxpr, (), "", {}, False, outputs)
+    return _sites_in(jaxpr, (), "", {}, False, outputs, _UNKNOWN)
 
 
 def loops_of(jaxpr: Any) -> list[Loop]:
@@ -115,13 +117,16 @@ def _sites_in(
     counts: dict[str, int],
     backward: bool,
     outputs: frozenset[str],
+    outer: debug_info.Place,
 ) -> Iterator[tuple[Path, Site]]:
     for i, eqn in enumerate(jaxprs.open_jaxpr(jaxpr).eqns):
         here = (*path, i)
         kind = eqn.primitive.name
+        # JAX traces some of its own loops apart from the code that calls them
+        place = debug_info.place_of(eqn) or outer
         if kind in outputs:
             avals = tuple(var.aval for var in eqn.outvars)
-            source = _place(eqn)[0]
+            source = Source(place.file, place.line)
             yield here, Site(Output(kind, source), (kind, source, avals))
         inner_backward = backward or debug_info.is_backward(eqn)
         inner_prefix, inner_counts = prefix, counts
@@ -129,11 +134,17 @@ def _sites_in(
             number = counts.get(kind, 0)
             counts[kind] = number + 1
             address = f"{prefix}{kind}[{number}]"
-            yield here, _loop(eqn, address, inner_backward)
+            yield here, _loop(eqn, address, inner_backward, place)
             inner_prefix, inner_counts = f"{address}/", {}
         for j, inner in jaxprs_that_run(eqn):
             yield from _sites_in(
-                inner, (*here, j), inner_prefix, inner_counts, inner_backward, outputs
+                inner,
+                (*here, j),
+                inner_prefix,
+                inner_counts,
+                inner_backward,
+                outputs,
+                place,
             )
 
 
@@ -152,15 +163,7 @@ def jaxprs_that_run(eqn: Any) -> list[tuple[int, Any]]:
     return [found[_SOLVE]] if eqn.primitive is primitives.linear_solve_p else found
 
 
-def _place(eqn: Any) -> tuple[Source, str]:
-    place = debug_info.place_of(eqn)
-    if place is None:
-        return Source("<unknown>", 0), "<unknown>"
-    return Source(place.file, place.line), place.function
-
-
-def _loop(eqn: Any, address: str, backward: bool) -> Site:
-    source, function = _place(eqn)
+def _loop(eqn: Any, address: str, backward: bool, place: debug_info.Place) -> Site:
     if eqn.primitive is primitives.scan_p:
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         start, carry, _ = primitives.scan_sizes(eqn.params, len(eqn.invars))
@@ -174,15 +177,13 @@ def _loop(eqn: Any, address: str, backward: bool) -> Site:
     loop = Loop(
         address,
         eqn.primitive.name,
-        source.file,
-        source.line,
-        function,
+        *place,
         _distinct(names, "carry"),
         _distinct(stacked, "ys"),
         length,
         backward,
     )
-    signature = loop.kind, source, function, length, tuple(body.out_avals), carry
+    signature = loop.kind, place, length, tuple(body.out_avals), carry
     return Site(loop, signature)
 
 

@@ -114,6 +114,8 @@ class ObservedProgram:
             outs = self._custom_jvp(eqn, args, here)
         elif kind in ("custom_vjp_call", hijax.CUSTOM_VJP):
             outs = self._custom_vjp(eqn, args, here)
+        elif kind == "shard_map":
+            outs = self._shard_map(eqn, args, here)
         else:
             outs = tracing.bind(eqn, args, **self._changed(eqn, here))
         if target is not None:
@@ -142,6 +144,23 @@ class ObservedProgram:
             return jaxprs.trace(run, closed.in_avals, closed)[0]
 
         return jaxprs.rewritten(jaxpr, rewrite)
+
+    def _shard_map(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        """Names of mesh axes are known only inside a `shard_map`."""
+        params = eqn.params
+        old = jaxprs.close(params["jaxpr"])
+
+        def body(args: list[Any]) -> list[Any]:
+            return self(old, args, (*here, 0))
+
+        return jax.shard_map(
+            body,
+            mesh=params["mesh"],
+            in_specs=(list(params["in_specs"]),),
+            out_specs=list(params["out_specs"]),
+            axis_names=set(primitives.manual_axes(params)),
+            check_vma=params["check_vma"],
+        )(args)
 
     # --- loops ---------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from lox._errors import LoxTypeError, LoxValueError, describe
-from lox._events.log import log_from
+from lox._events.log import arrays_of, log_from
 from lox._interpreter.loops import Loop, Output, Path, Site, find_sites, loops_of
 from lox._interpreter.observed_loops import ObservedProgram, Observer
 from lox._jax import jaxprs
@@ -384,4 +384,6 @@ def _chosen(
             f"for {source}; it must return a dict of what to log, such as "
             f'`{option}=lambda leaves: {{"x": leaves[0]}}`.'
         )
+    for key, value in data.items():
+        arrays_of(value, key, f"`{option}` of `lox.observe`, for {source},")
     return dict(data)
