@@ -18,6 +18,7 @@ assert_type(lox.tap(f, print)(1.0), int)
 assert_type(lox.nolog(f)(1.0), int)
 assert_type(lox.observe(f, carry=True)(1.0), int)
 assert_type(lox.observe(f).loops(1.0)[0].address, str)
+assert_type(lox.progress(f, total=3)(1.0), int)
 
 
 @lox.spool(interval=2)

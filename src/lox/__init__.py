@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         log as log,
         nolog as nolog,
         observe as observe,
+        progress as progress,
         save as save,
         spool as spool,
         tap as tap,
@@ -48,7 +49,7 @@ else:
         "load": "_store.runs",
         "runs": "_store.runs",
         **dict.fromkeys(
-            ("log", "nolog", "observe", "save", "spool", "tap"), "_runtime"
+            ("log", "nolog", "observe", "progress", "save", "spool", "tap"), "_runtime"
         ),
     }
     _SUBMODULES = ("loggers", "neptune", "wandb")
