@@ -3,7 +3,7 @@
 import fnmatch
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
@@ -20,21 +20,20 @@ from .options import decorator
 from .transformed import Transformed, check_callable
 
 P = ParamSpec("P")
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 # What to log of a list of values: all of them, or what a function makes of them.
 Values = bool | Callable[[list[Any]], Mapping[str, Any]] | None
 
 
-class Observed(Transformed, Generic[P, T]):
+class Observed(Protocol[P, T]):
     """A function whose loops log; what `lox.observe` returns."""
 
-    __slots__ = ()
-    __call__: Callable[P, T]
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     def loops(self, *args: P.args, **kwargs: P.kwargs) -> list[Loop]:
-        """Lists the loops that a call with these arguments has; it does not run."""
-        raise NotImplementedError
+        """Lists the loops that a call with these arguments has, without running it."""
+        ...
 
 
 @overload
@@ -137,7 +136,7 @@ def observe(
     return _Observe(fun, forms, static)
 
 
-class _Observe(Observed[..., Any]):
+class _Observe(Transformed):
     __slots__ = ()
     __doc__ = Transformed.__doc__
 
@@ -145,10 +144,10 @@ class _Observe(Observed[..., Any]):
         return self._call(*args, **kwargs)[0]
 
     def loops(self, *args: Any, **kwargs: Any) -> list[Loop]:
-        return list_loops(self.__wrapped__, self._static, args, kwargs)
+        return _list_loops(self.__wrapped__, self._static, args, kwargs)
 
 
-def list_loops(
+def _list_loops(
     fun: Any, static: Static, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Loop]:
     """The loops of a function; it is traced, and does not run."""
