@@ -231,6 +231,33 @@ def test_lanes_that_left_a_while_loop_log_nothing(way):
     assert counted.tolist() == list(map(len, lanes))
 
 
+def test_condition_that_logs_does_so_once_per_iteration():
+    def fun(x):
+        def cond(c):
+            lox.log({"checked": c})
+            return c < 10
+
+        return lax.while_loop(cond, lambda c: c * 2 + 1, x)
+
+    xs = jnp.array([3.0, 20.0])
+    calls = []
+    lox.tap(lox.observe(jax.vmap(fun), carry=True), calls.append)(xs)
+    checked = [float(logs["checked"]) for logs in calls if "checked" in logs]
+    assert checked == [3.0, 20.0, 7.0, 15.0]
+
+
+def test_loops_in_a_kernel_are_not_observed():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def kernel(x, out):
+        out[...] = lax.fori_loop(0, 2, lambda i, v: v + 1, x[...])
+
+    def fun(x):
+        return pallas.pallas_call(kernel, out_shape=x, interpret=True)(x)
+
+    assert lox.observe(fun).loops(jnp.arange(4)) == []
+
+
 def test_while_loop_under_vmapped_cond_logs_in_lanes_that_take_it():
     def fun(x):
         return lax.cond(x > 2, grows, lambda x: x, x)
@@ -439,6 +466,11 @@ def test_result_that_is_not_observed_is_the_same_program():
 def test_pattern_without_a_loop_is_refused_and_lists_the_loops():
     with pytest.raises(lox.LoxValueError, match=r"(?s)matches no loop.*while\[0\] at"):
         lox.observe(both, carry=True, loops="scan[7]")(5.0)
+
+
+def test_function_without_loops_is_reported():
+    with pytest.warns(lox.LoxWarning, match="found no loop"):
+        lox.observe(lambda x: x + 1, carry=True)(5.0)
 
 
 def test_function_that_returns_no_mapping_is_refused():

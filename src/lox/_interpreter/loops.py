@@ -13,6 +13,8 @@ from typing import Any
 from lox._jax import debug_info, hijax, jaxprs, primitives
 from lox._source import Source
 
+from .rule_table import find_rule
+
 # Where an equation is: the numbers of equations and of their jaxprs, from outside in.
 Path = tuple[int, ...]
 
@@ -156,7 +158,12 @@ _SOLVE = 2  # the other jaxprs of a linear solve only describe its derivatives
 
 
 def jaxprs_that_run(eqn: Any) -> list[tuple[int, Any]]:
-    """The jaxprs that an equation evaluates, with their numbers in its parameters."""
+    """The jaxprs that an equation evaluates, with their numbers in its parameters.
+
+    Those in which nothing can be logged, such as the kernels of Pallas, are left out.
+    """
+    if not jaxprs.has_jaxprs(eqn.params) or find_rule(eqn) is None:
+        return []
     found = list(enumerate(jaxprs.jaxprs_in(eqn.params)))
     if hijax.kind_of(eqn) == hijax.CUSTOM_VJP or "call_jaxpr" in eqn.params:
         return found[:1]

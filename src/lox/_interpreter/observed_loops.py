@@ -28,7 +28,7 @@ from .contents import events_of
 from .derivative_rules import Dropper, lines_of
 from .handlers import NO_STATE
 from .loops import Loop, Output, Path, Site, find_sites
-from .walk import Walk
+from .walk import Walk, without_events
 
 
 class Observer:
@@ -192,6 +192,7 @@ class ObservedProgram:
         of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
         # after a `vmap`, there is one predicate per lane
         lanes = cond.out_avals[0].shape
+        predicate = without_events(eqn.params["cond_jaxpr"])
         start = jnp.zeros(lanes, int)
         consts = args[: of_cond + of_body]
 
@@ -203,7 +204,7 @@ class ObservedProgram:
             )
             outs = jaxprs.evaluate(body, [*inner[of_cond:], *old])
             if lanes:
-                (running,) = jaxprs.evaluate(cond, [*inner[:of_cond], *old])
+                (running,) = jaxprs.evaluate(predicate, [*inner[:of_cond], *old])
                 log = _per_lane(self._observer, loop, len(lanes))
                 log(number, outs, running)
             else:

@@ -2,17 +2,18 @@
 
 import fnmatch
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
-from lox._errors import LoxTypeError, LoxValueError, describe
+from lox._errors import LoxTypeError, LoxValueError, LoxWarning, describe
 from lox._events.log import arrays_of, log_from
 from lox._interpreter.loops import Loop, Output, Path, Site, find_sites, loops_of
 from lox._interpreter.observed_loops import ObservedProgram, Observer
 from lox._jax import jaxprs
-from lox._source import Source
+from lox._source import Source, user_line
 
 from .arguments import Argnames, Argnums, Static
 from .compiled import OUTERMOST, Compiled, Form, Forms
@@ -218,8 +219,15 @@ class _Options:
                 f"`outputs` of `lox.observe` has {_listed(missing)}, and the function "
                 "has no such primitive. `jax.make_jaxpr` shows those that it has."
             )
-        selected = self._selected(loops)
-        chosen = selected if self._carry or self._ys else set()
+        chosen = self._selected(loops) if self._carry or self._ys else set()
+        if not chosen and not outputs:
+            warnings.warn_explicit(
+                "`lox.observe` found no loop in the function, so that nothing is "
+                "logged. `lax.scan`, `lax.fori_loop` and `lax.while_loop` are loops; "
+                "those of Python are unrolled.",
+                LoxWarning,
+                *user_line(),
+            )
         observer = _Logs(
             self._carry,
             self._ys,
