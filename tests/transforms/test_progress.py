@@ -10,7 +10,9 @@ import pytest
 from jax import lax
 
 import lox
+from lox._events.event import Call, Event
 from lox._host import progress_bars
+from lox._source import Source
 
 
 def counted(x):
@@ -207,6 +209,27 @@ def test_progress_in_a_shard_map_counts_once(output):
     lines = output.lines()
     assert lines[-1] == TENTHS[-1]
     assert len(lines) == len(set(lines))
+
+
+def test_line_has_the_rate_since_the_first_report():
+    seconds = iter([0.0, 1.0, 2.0])
+    bar = progress_bars._Bar("f", 100, lambda: next(seconds))
+    bar.count = 10
+    assert bar.line() == "f: 10% (10/100)"
+    bar.count = 50
+    assert bar.line() == "f: 50% (50/100), 20 iterations/s"
+
+
+def test_loop_that_starts_anew_after_an_interruption_has_a_new_bar(output):
+    sink = progress_bars.ProgressSink(output)
+    for count in (5, 15, 5, 10, 15, 20):  # the first run ends after 15 of 20 iterations
+        for ends in (False, True) if count == 20 else (False,):
+            report = progress_bars.Report("scan[0]", "f", 20, ends)
+            tree, source = jax.tree.structure(0), Source("program.py", 1)
+            call = Call(("count",), (tree,), (), source, api_data=report)
+            sink.deliver(Event(call), [np.int32(count)])
+    expected = [25, 75, 25, 50, 75, 100]
+    assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in expected]
 
 
 class Terminal(io.StringIO):

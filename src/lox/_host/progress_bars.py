@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 
@@ -18,35 +18,43 @@ from .callbacks import HostSink, Take
 _LINES = 10  # lines of text for a loop of known length
 
 
+class Report(NamedTuple):
+    """What is known of a report before the program runs.
+
+    Attributes:
+        address: the address of the loop.
+        label: the name of its bar.
+        total: the number of its iterations, if known.
+        ends: whether the loop has ended.
+    """
+
+    address: str
+    label: str
+    total: int | None
+    ends: bool
+
+
 class ProgressSink(HostSink):
     """Receives how far loops have come, and shows it.
 
     Args:
-        label: the name of what runs.
-        total: the number of iterations of loops of unknown length, if known.
         file: where to write; `sys.stderr` by default.
         clock: returns seconds.
     """
 
     def __init__(
         self,
-        label: str,
-        total: int | None = None,
         file: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self._label = label
-        self._total = total
         self._file = file
         self._clock = clock
         self._bars: dict[str, _Bar] = {}
         self._display: _Display | None = None
-        # whether there is more than one loop, whose bars need names of their own
-        self.several = False
 
     def taker(self, event: Event) -> Take:
-        address, length, ends = event.call.api_data
+        report: Report = event.call.api_data
         # in a `shard_map`, each device reports
         devices = event.route.devices if event.route.per_device else 1
 
@@ -57,25 +65,24 @@ class ProgressSink(HostSink):
                 counts = counts[np.asarray(parts.mask)]
             if not counts.size:
                 return
-            bar = self._bar(address, length)
-            bar.count = max(bar.count, int(counts.max()))
-            bar.ends += ends
+            count = int(counts.max())
+            bar = self._bars.get(report.address)
+            # a smaller count: the loop was interrupted, and has started anew
+            if bar is None or (count < bar.count and devices == 1):
+                bar = self._bars[report.address] = self._start(report)
+            bar.count = max(bar.count, count)
+            bar.ends += report.ends
             if bar.ends >= devices:
-                self._end(address)
-            elif not ends and self._display is not None:
+                self._end(report.address)
+            elif not report.ends and self._display is not None:
                 self._display.show(bar)
 
         return take
 
-    def _bar(self, address: str, length: int | None) -> "_Bar":
-        bar = self._bars.get(address)
-        if bar is None:
-            label = f"{self._label} {address}" if self.several else self._label
-            total = self._total if length is None else length
-            bar = self._bars[address] = _Bar(label, total, self._clock)
-            if self._display is None:
-                self._display = _make_display(self._file)
-        return bar
+    def _start(self, report: Report) -> "_Bar":
+        if self._display is None:
+            self._display = _make_display(self._file)
+        return _Bar(report.label, report.total, self._clock)
 
     def _end(self, address: str) -> None:
         display, bar = self._display, self._bars.pop(address)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lox._errors import LoxTypeError, LoxValueError, describe
 from lox._events.event import Call, Event, Route
 from lox._events.primitive import log_p
-from lox._host.progress_bars import ProgressSink
+from lox._host.progress_bars import ProgressSink, Report
 from lox._interpreter.loops import Loop, find_sites
 from lox._interpreter.observed_loops import ObservedProgram, Observer
 from lox._jax import array_types, primitives, rule_tables
@@ -97,14 +97,13 @@ def progress(
 
     def form(where: Form) -> Any:
         def build() -> tuple[Any, ProgressSink]:
-            sink = ProgressSink(label, total, file)
+            sink = ProgressSink(file)
 
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
                 found = find_sites(closed)
                 sites = {path: site for path, site in found if _is_shown(site.target)}
-                sink.several = len(sites) > 1
-                program = ObservedProgram(_Reports(sink, total), sites)
-                return program(closed, args), None
+                reports = _Reports(sink, label, total, several=len(sites) > 1)
+                return ObservedProgram(reports, sites)(closed, args), None
 
             return evaluate, sink
 
@@ -166,11 +165,22 @@ rule_tables.set_no_derivative(_latest_p)
 
 
 class _Reports(Observer):
-    """Reports to a sink how far loops have come."""
+    """Reports to a sink how far loops have come.
 
-    def __init__(self, sink: ProgressSink, total: int | None) -> None:
+    Args:
+        sink: the sink.
+        label: the name of the function.
+        total: the number of iterations of loops of unknown length, if known.
+        several: whether there is more than one loop, so that bars need longer names.
+    """
+
+    def __init__(
+        self, sink: ProgressSink, label: str, total: int | None, several: bool
+    ) -> None:
         self._sink = sink
+        self._label = label
         self._total = total
+        self._several = several
 
     def iteration(
         self,
@@ -182,7 +192,7 @@ class _Reports(Observer):
     ) -> None:
         del carry, ys, running
         count = _latest_p.bind(number + 1)
-        total = self._total if loop.length is None else loop.length
+        total = self._total_of(loop)
 
         def body(again: Any) -> Any:
             self._report(loop, count)
@@ -194,14 +204,18 @@ class _Reports(Observer):
     def end(self, loop: Loop, count: Any) -> None:
         self._report(loop, _latest_p.bind(count), ends=True)
 
+    def _total_of(self, loop: Loop) -> int | None:
+        return self._total if loop.length is None else loop.length
+
     def _report(self, loop: Loop, count: Any, ends: bool = False) -> None:
+        label = f"{self._label} {loop.address}" if self._several else self._label
         call = Call(
             keys=(f"{loop.address} {'end' if ends else 'count'}",),
             trees=(jax.tree.structure(0),),
             steps=(),
             source=loop.source,
             api="progress",
-            api_data=(loop.address, loop.length, ends),
+            api_data=Report(loop.address, label, self._total_of(loop), ends),
         )
         # in order, because XLA may know the length of a loop and report its end first
         route = Route(sink=self._sink, ordered=not array_types.partly_manual())
@@ -211,7 +225,8 @@ class _Reports(Observer):
 def _is_due(count: Any, total: int | None) -> Any:
     """Whether to report a count, which is at least 1."""
     if total is not None:
-        return count % max(1, total // _REPORTS) == 0
+        interval = jnp.asarray(max(1, total // _REPORTS), count.dtype)
+        return jax.lax.rem(count, interval) == 0
     highest_bit = jnp.iinfo(count.dtype).bits - 1 - jax.lax.clz(count)
     shift = _REPORTS_PER_DOUBLING.bit_length() - 1
     step = jnp.left_shift(jnp.ones_like(count), jnp.maximum(highest_bit - shift, 0))
