@@ -395,6 +395,20 @@ def test_outputs_log_what_a_primitive_returns():
     assert logs["cholesky"].shape == (3, 2, 2)
 
 
+def test_outputs_of_selected_loops_only():
+    def fun(x):
+        inside = lax.scan(lambda c, t: (c + jnp.sin(t), None), x, jnp.arange(3.0))[0]
+        return inside + jnp.sin(x)
+
+    outputs = {"sin": True}
+    _, logs = lox.spool(lox.observe(fun, outputs=outputs))(1.0)
+    assert len(logs["sin"]) == 4
+    _, logs = lox.spool(lox.observe(fun, outputs=outputs, loops="scan[0]"))(1.0)
+    np.testing.assert_allclose(logs["sin"], np.sin(np.arange(3)), rtol=1e-6)
+    with pytest.raises(lox.LoxValueError, match="these loops have no such primitive"):
+        lox.observe(fun, outputs={"cos": True}, loops="scan[0]")(1.0)
+
+
 def both(x):
     def body(c, t):
         return grows(c * 0.1), t * c
@@ -501,7 +515,14 @@ def test_unknown_primitive_is_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"carry": "x"}, {"ys": 3}, {"outputs": ["a"]}, {"loops": 3}, {"prefix": 3}],
+    [
+        {"carry": "x"},
+        {"ys": 3},
+        {"outputs": ["a"]},
+        {"loops": 3},
+        {"prefix": 3},
+        {"tags": 3},
+    ],
     ids=str,
 )
 def test_option_of_the_wrong_type_is_refused(options):

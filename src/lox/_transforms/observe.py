@@ -99,7 +99,8 @@ def observe(
             the list of results. These events have no step.
         loops: which loops to observe: patterns with `*` and `?` for addresses
             (`"scan[0]/while[*]"`), lines (`"solver.py:*"`) or functions. By default,
-            all but those of a backward pass.
+            all but those of a backward pass. If given, `outputs` are those in these
+            loops.
         prefix: put in front of every key.
         tags: the tags of the events.
         static_argnums: the positions of static arguments, as in `jax.jit`.
@@ -191,13 +192,16 @@ class _Options:
             name: _checked_values(values, f"outputs[{name!r}]")
             for name, values in (outputs or {}).items()
         }
-        self._loops = _checked_patterns(loops)
+        self._loops = None
+        if loops is not None:
+            patterns = 'a pattern or several, such as `"scan[0]/*"` or `"solver.py:*"`'
+            self._loops = _checked_names(loops, "loops", patterns)
         if not isinstance(prefix, str):
             raise LoxTypeError(
                 f"`prefix` of `lox.observe` must be a string, not {prefix!r}."
             )
         self._prefix = prefix
-        self._tags = (tags,) if isinstance(tags, str) else tuple(tags)
+        self._tags = _checked_names(tags, "tags", "strings")
         named = tuple(self._outputs.items())
         self.key = (self._carry, self._ys, named, self._loops, prefix, self._tags)
 
@@ -212,14 +216,21 @@ class _Options:
         found = dict(find_sites(closed, names))
         targets = {path: site.target for path, site in found.items()}
         loops = {path: t for path, t in targets.items() if isinstance(t, Loop)}
-        outputs = {path: t for path, t in targets.items() if isinstance(t, Output)}
+        selected = self._selected(loops)
+        outputs = {
+            path: t
+            for path, t in targets.items()
+            if isinstance(t, Output)
+            and (self._loops is None or _inside(path, selected))
+        }
         missing = names - {output.primitive for output in outputs.values()}
         if missing:
+            where = "the function has" if self._loops is None else "these loops have"
             raise LoxValueError(
-                f"`outputs` of `lox.observe` has {_listed(missing)}, and the function "
-                "has no such primitive. `jax.make_jaxpr` shows those that it has."
+                f"`outputs` of `lox.observe` has {_listed(missing)}, and {where} no "
+                "such primitive. `jax.make_jaxpr` shows those that a function has."
             )
-        chosen = self._selected(loops) if self._carry or self._ys else set()
+        chosen = selected if self._carry or self._ys else set()
         if not chosen and not outputs:
             warnings.warn_explicit(
                 "`lox.observe` found no loop in the function, so that nothing is "
@@ -257,6 +268,10 @@ class _Options:
         }
 
 
+def _inside(path: Path, loops: set[Path]) -> bool:
+    return any(path[: len(loop)] == loop for loop in loops)
+
+
 def _matches(loop: Loop, pattern: str) -> bool:
     # brackets belong to addresses
     pattern = pattern.replace("[", "[[]")
@@ -281,19 +296,14 @@ def _checked_values(values: Any, option: str) -> Any:
     return values
 
 
-def _checked_patterns(loops: Any) -> tuple[str, ...] | None:
-    if loops is None:
-        return None
-    listed = (loops,) if isinstance(loops, str) else loops
-    if not isinstance(listed, Iterable):
-        listed = (loops,)
-    patterns = tuple(listed)
-    if not all(isinstance(pattern, str) for pattern in patterns):
+def _checked_names(given: Any, option: str, kind: str) -> tuple[str, ...]:
+    listed = (given,) if isinstance(given, str) else given
+    names = tuple(listed) if isinstance(listed, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
         raise LoxTypeError(
-            f"`loops` of `lox.observe` must be a pattern or several, not {loops!r}: "
-            '`"scan[0]/while[*]"`, `"solver.py:*"`, or the name of a function.'
+            f"`{option}` of `lox.observe` must be {kind}, not {describe(given)}."
         )
-    return patterns
+    return names
 
 
 def _listed(names: Iterable[str]) -> str:
