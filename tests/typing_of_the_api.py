@@ -20,6 +20,9 @@ assert_type(lox.spool(f)(1.0)[1].sort("step"), lox.logdict)
 assert_type(lox.nolog(f)(1.0), int)
 assert_type(lox.stats({"x": 1.0}, "rms"), dict[str, Any])
 assert_type(lox.watch("x", {"x": 1.0}, stats=["rms"], split=0), dict[str, float])
+assert_type(lox.observe(f, carry=True)(1.0), int)
+assert_type(lox.observe(f).loops(1.0)[0].address, str)
+assert_type(lox.progress(f, total=3)(1.0), int)
 
 
 @lox.spool(interval=2)

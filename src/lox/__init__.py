@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         log as log,
         log_grad as log_grad,
         nolog as nolog,
+        observe as observe,
+        progress as progress,
         save as save,
         spool as spool,
         stats as stats,
@@ -50,7 +52,18 @@ else:
         "load": "_store.runs",
         "runs": "_store.runs",
         **dict.fromkeys(
-            ("log", "log_grad", "nolog", "save", "spool", "stats", "tap", "watch"),
+            (
+                "log",
+                "log_grad",
+                "nolog",
+                "observe",
+                "progress",
+                "save",
+                "spool",
+                "stats",
+                "tap",
+                "watch",
+            ),
             "_runtime",
         ),
     }

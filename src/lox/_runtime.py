@@ -11,6 +11,8 @@ from ._events.stats import stats as stats
 from ._events.watch import watch as watch
 from ._host import callbacks as callbacks
 from ._transforms.nolog import nolog as nolog
+from ._transforms.observe import observe as observe
+from ._transforms.progress import progress as progress
 from ._transforms.save import save as save
 from ._transforms.spool import spool as spool
 from ._transforms.tap import tap as tap

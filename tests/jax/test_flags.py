@@ -315,3 +315,25 @@ def test_defremat_recomputation_logs_nothing(flags, around):
         forward = [1.0] if around is not twice else [1.0, 2.0]
         assert found["x"] == found["fwd"] == found["ct"] == forward
         assert sorted(found["rem"]) == forward
+
+
+def test_observed_loops_log_their_iterations_once(flags):
+    @jax.custom_vjp
+    def halve(x):
+        return lax.fori_loop(0, 2, lambda i, v: v / 2, x)
+
+    halve.defvjp(lambda x: (halve(x), None), lambda _, ct: (ct / 4,))
+
+    @jax.checkpoint
+    def block(x):
+        return lax.fori_loop(0, 3, lambda i, v: halve(v) + i, x)
+
+    fun = lox.observe(block, carry=lambda leaves: {"v": leaves[1]})
+    expected, x = [], 8.0
+    for i in range(3):
+        expected += [x / 2, x / 4, x / 4 + i]
+        x = x / 4 + i
+    for way in (lambda f: f, jax.jit, jax.grad):
+        _, logs = lox.spool(way(fun))(8.0)
+        assert logs["v"].tolist() == expected
+    assert lox.nolog(jax.grad(fun))(8.0) == 1 / 64

@@ -106,7 +106,7 @@ def log_from(
     when: Any = None,
     function: str = "lox.log",
 ) -> logdict:
-    """Logs an event for the line `source` of the user's code, which calls `function`."""
+    """Logs an event for the line `source` of the user's code, a call of `function`."""
     caller = f"`{function}` at {source}"
     if not isinstance(data, Mapping):
         raise LoxTypeError(

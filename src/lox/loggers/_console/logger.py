@@ -9,10 +9,11 @@ from typing import Any, Protocol, TextIO
 
 from lox._errors import LoxTypeError, LoxValueError
 from lox._logs.logdict import logdict
+from lox._terminal import terminal
 from lox.loggers._base import Logger, RunInfo
 
 from .curves import Curves
-from .table import Table, terminal
+from .table import Table
 from .view import View, Viewer
 
 _RUNS = "together", "apart"

@@ -3,7 +3,9 @@
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
+
+from lox._terminal import is_terminal
 
 from .view import Progress, Row, View, shorten, sparkline
 
@@ -11,27 +13,6 @@ _GAP = 2  # between columns
 _MIN_SPARKLINE, _MAX_SPARKLINE = 8, 24
 _RUN_WIDTH = 12  # of the column of a run, with one column per run
 _FRAME_HEIGHT = 6  # lines that are not rows
-
-
-def terminal(file: TextIO | None) -> Any:
-    """The rich console for a terminal; None if it cannot show a live table."""
-    try:
-        import rich
-        import rich.console
-        import rich.live
-    except ImportError:
-        return None
-    if not _is_terminal(sys.stdout if file is None else file):
-        return None
-    # rich's global console by default: what others print to it appears above the table
-    console = rich.get_console() if file is None else rich.console.Console(file=file)
-    supported = (
-        console.is_terminal
-        and console.is_interactive
-        and not console.is_dumb_terminal
-        and console.encoding.startswith("utf")
-    )
-    return console if supported else None
 
 
 class Table:
@@ -174,8 +155,8 @@ class _Screen:
             auto_refresh=False,
             get_renderable=self._draw,
             # output that is redirected to a file still goes there
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
         )
 
     def start(self) -> None:
@@ -210,13 +191,6 @@ class _Screen:
             height //= len(self.tables) or 1
         width = self._width()
         return Group(*(table.draw(height, width) for table in self.tables))
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return stream.isatty()
-    except (AttributeError, ValueError):  # None, a custom object, or closed
-        return False
 
 
 _lock = threading.RLock()

@@ -1,0 +1,235 @@
+"""The bars of `lox.progress`: live in a terminal, lines of text elsewhere."""
+
+import atexit
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TextIO
+
+import numpy as np
+
+from lox._events.event import Event
+from lox._terminal import terminal
+
+from .callbacks import Consume, HostSink
+
+_LINES = 10  # lines of text for a loop of known length
+
+
+class Report(NamedTuple):
+    """What is known of a report before the program runs.
+
+    Attributes:
+        address: the address of the loop.
+        label: the name of its bar.
+        total: the number of its iterations, if known.
+        ends: whether the loop has ended.
+    """
+
+    address: str
+    label: str
+    total: int | None
+    ends: bool
+
+
+class ProgressSink(HostSink):
+    """Receives how far loops have come, and shows it.
+
+    Args:
+        file: where to write; `sys.stderr` by default.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._file = file
+        self._clock = clock
+        self._bars: dict[str, _Bar] = {}
+        self._display: _Display | None = None
+
+    def consumer(self, event: Event) -> Consume:
+        report: Report = event.call.api_data
+        # in a `shard_map`, each device reports
+        devices = event.route.devices if event.route.per_device else 1
+
+        def take(operands: Sequence[Any]) -> None:
+            parts = event.split(operands)
+            counts = np.asarray(parts.values[0][0])
+            if parts.mask is not None:
+                counts = counts[np.asarray(parts.mask)]
+            if not counts.size:
+                return
+            count = int(counts.max())
+            bar = self._bars.get(report.address)
+            # a smaller count: the loop was interrupted, and has started anew
+            if bar is None or (count < bar.count and devices == 1):
+                bar = self._bars[report.address] = self._start(report)
+            bar.count = max(bar.count, count)
+            bar.ends += report.ends
+            if bar.ends >= devices:
+                self._end(report.address)
+            elif not report.ends and self._display is not None:
+                self._display.show(bar)
+
+        return take
+
+    def _start(self, report: Report) -> "_Bar":
+        if self._display is None:
+            self._display = _make_display(self._file)
+        return _Bar(report.label, report.total, self._clock)
+
+    def _end(self, address: str) -> None:
+        display, bar = self._display, self._bars.pop(address)
+        if display is None:
+            return
+        display.end(bar)
+        if not self._bars:
+            self.close()
+
+    def close(self) -> None:
+        """Stops showing bars, also those of loops that have not ended."""
+        with self._lock:
+            display, self._display = self._display, None
+            self._bars.clear()
+            if display is not None:
+                display.close()
+
+
+class _Bar:
+    """How far one loop has come.
+
+    Attributes:
+        label: its name.
+        count: the number of iterations that have ended.
+        ends: how many devices have finished the loop.
+    """
+
+    def __init__(
+        self, label: str, total: int | None, clock: Callable[[], float]
+    ) -> None:
+        self.label = label
+        self.count = 0
+        self.ends = 0
+        self._total = total
+        self._clock = clock
+        self._start = clock()
+        self._first: int | None = None
+
+    @property
+    def total(self) -> int | None:
+        """The number of iterations; None if it is not known, or was too small."""
+        if self._total is None or self.count > self._total:
+            return None
+        return self._total
+
+    def rate(self) -> str:
+        """Iterations per second since the first report, as text."""
+        if self._first is None:  # what came before is not part of the measured time
+            self._first = self.count
+        seconds = self._clock() - self._start
+        count = self.count - self._first
+        return f", {count / seconds:.3g} iterations/s" if count and seconds > 0 else ""
+
+    def line(self) -> str:
+        rate = self.rate()
+        if self.total is None:
+            return f"{self.label}: {self.count}{rate}"
+        percent = 100 * self.count // self.total if self.total else 100
+        return f"{self.label}: {percent}% ({self.count}/{self.total}){rate}"
+
+
+class _Display(Protocol):
+    def show(self, bar: _Bar) -> None: ...
+
+    def end(self, bar: _Bar) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _make_display(file: TextIO | None) -> _Display:
+    console = terminal(sys.stderr if file is None else file)
+    if console is not None:
+        from rich.errors import LiveError
+
+        # older versions of rich allow one live display, which may be taken
+        with contextlib.suppress(LiveError):
+            return _Live(console)
+    return _Lines(file)
+
+
+class _Lines:
+    """Prints a line at every tenth of a loop, or each time its count doubles."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+        self._reached: dict[_Bar, int] = {}
+        self._last: dict[_Bar, int] = {}
+
+    def show(self, bar: _Bar) -> None:
+        if bar.total is None:
+            reached = int(math.log2(max(bar.count, 1)))
+        else:
+            reached = _LINES * bar.count // max(bar.total, 1)
+        if reached > self._reached.get(bar, 0):
+            self._reached[bar] = reached
+            self._print(bar)
+
+    def end(self, bar: _Bar) -> None:
+        if self._last.get(bar) != bar.count:
+            self._print(bar)
+        self._reached.pop(bar, None)
+        self._last.pop(bar, None)
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, bar: _Bar) -> None:
+        self._last[bar] = bar.count
+        file = sys.stderr if self._file is None else self._file
+        if file is None:  # as in a GUI application without a console
+            return
+        with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
+            file.write(f"{bar.line()}\n")
+            file.flush()
+
+
+class _Live:
+    """Bars that rich draws, on a thread of its own."""
+
+    def __init__(self, console: Any) -> None:
+        from rich import progress
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(show_speed=True),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+        )
+        self._tasks: dict[_Bar, Any] = {}
+        self._progress.start()
+        # the cursor is hidden until then
+        atexit.register(self._progress.stop)
+
+    def show(self, bar: _Bar) -> None:
+        if bar not in self._tasks:
+            self._tasks[bar] = self._progress.add_task(bar.label, total=bar.total)
+        self._progress.update(self._tasks[bar], completed=bar.count, total=bar.total)
+
+    def end(self, bar: _Bar) -> None:
+        self.show(bar)
+        task = self._tasks.pop(bar)
+        self._progress.update(task, total=bar.count)
+        self._progress.stop_task(task)
+
+    def close(self) -> None:
+        self._progress.stop()
+        atexit.unregister(self._progress.stop)

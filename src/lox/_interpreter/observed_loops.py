@@ -1,0 +1,356 @@
+"""Adds events to the loops of a program.
+
+The program is evaluated again, with the bodies of the observed loops extended. What
+comes out is an ordinary program with `log_p` in it: all other rules of lox, and JAX's
+own transformations, treat the new events as they treat those of `lox.log`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from lox._jax import (
+    array_types,
+    custom_derivatives,
+    custom_vjp,
+    hijax,
+    jaxprs,
+    partial_eval,
+    primitives,
+    rule_sources,
+    tracing,
+)
+
+from .contents import events_of
+from .handlers import NO_STATE
+from .loops import Loop, Output, Path, Site, find_sites
+from .rule_watches import LineRemover, lines_of
+from .walk import Walk, without_events
+
+
+class Observer:
+    """What is logged of the observed loops and equations."""
+
+    def iteration(
+        self,
+        loop: Loop,
+        number: Any,
+        carry: Sequence[Any],
+        ys: Sequence[Any],
+        running: Any,
+    ) -> None:
+        """Logs an iteration, inside the body of the loop.
+
+        Args:
+            loop: the loop.
+            number: the number of the iteration, starting at 0.
+            carry: the carry after the iteration.
+            ys: what the iteration adds to the stacked outputs.
+            running: whether the iteration happens, None if it is certain.
+        """
+        raise NotImplementedError
+
+    def end(self, loop: Loop, count: Any) -> None:
+        """Logs the end of a loop, after it.
+
+        Args:
+            loop: the loop.
+            count: the number of iterations, with an axis per `vmap` inside.
+        """
+
+    def results(self, output: Output, values: Sequence[Any]) -> None:
+        """Logs the results of an equation."""
+
+
+class ObservedProgram:
+    """Evaluates a program with events in its observed loops.
+
+    Args:
+        observer: logs.
+        sites: what is observed, by its path in the program.
+    """
+
+    def __init__(self, observer: Observer, sites: Mapping[Path, Site]) -> None:
+        self._observer = observer
+        self._sites = sites
+        # every equation and jaxpr that has an observed site inside
+        self._paths = {path[:i] for path in sites for i in range(len(path) + 1)}
+
+    def __call__(self, closed: Any, args: Sequence[Any], path: Path = ()) -> list[Any]:
+        """Evaluates a closed jaxpr, which is at `path` in the program."""
+        jaxpr = closed.jaxpr
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        copy = tracing.equation_copier()
+
+        def read(atom: Any) -> Any:
+            return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            here = (*path, i)
+            outs = copy(eqn, env) if copy and here not in self._paths else None
+            if outs is None:
+                ins = [read(atom) for atom in eqn.invars]
+                with tracing.equation_context(eqn):
+                    outs = self._bind(eqn, ins, here)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _bind(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        if here not in self._paths:
+            return tracing.bind(eqn, args)
+        site = self._sites.get(here)
+        target = None if site is None else site.target
+        kind = hijax.kind_of(eqn)
+        if isinstance(target, Loop):
+            bind_loop = (
+                self._scan if eqn.primitive is primitives.scan_p else self._while
+            )
+            return bind_loop(target, eqn, args, here)
+        if kind == "custom_jvp_call":
+            outs = self._custom_jvp(eqn, args, here)
+        elif kind in ("custom_vjp_call", hijax.CUSTOM_VJP):
+            outs = self._custom_vjp(eqn, args, here)
+        elif kind == "shard_map":
+            outs = self._shard_map(eqn, args, here)
+        else:
+            outs = tracing.bind(eqn, args, **self._changed(eqn, here))
+        if target is not None:
+            self._observer.results(target, outs)
+        return outs
+
+    def _changed(self, eqn: Any, here: Path) -> dict[str, Any]:
+        """The parameters of an equation, with the observed loops in its jaxprs."""
+        number = -1
+
+        def change(jaxpr: Any) -> Any:
+            nonlocal number
+            number += 1
+            return self._rewritten(jaxpr, (*here, number))
+
+        return jaxprs.map_jaxprs(eqn.params, change)
+
+    def _rewritten(self, jaxpr: Any, path: Path) -> Any:
+        if path not in self._paths:
+            return jaxpr
+
+        def rewrite(closed: Any) -> Any:
+            def run(*args: Any) -> list[Any]:
+                return self(closed, args, path)
+
+            return jaxprs.trace(run, closed.in_avals, closed)[0]
+
+        return jaxprs.rewritten(jaxpr, rewrite)
+
+    def _shard_map(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        """Names of mesh axes are known only inside a `shard_map`."""
+        params = eqn.params
+        old = jaxprs.close(params["jaxpr"])
+
+        def body(args: list[Any]) -> list[Any]:
+            return self(old, args, (*here, 0))
+
+        return jax.shard_map(
+            body,
+            mesh=params["mesh"],
+            in_specs=(list(params["in_specs"]),),
+            out_specs=list(params["out_specs"]),
+            axis_names=set(primitives.manual_axes(params)),
+            check_vma=params["check_vma"],
+        )(args)
+
+    # --- loops ---------------------------------------------------------------
+
+    def _scan(self, loop: Loop, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        consts, carry, xs = primitives.scan_sizes(eqn.params, len(args))
+        old = eqn.params["jaxpr"]
+        start = jnp.zeros((), int)
+
+        def body(*args: Any) -> list[Any]:
+            number = args[consts]
+            outs = self(old, (*args[:consts], *args[consts + 1 :]), (*here, 0))
+            self._observer.iteration(loop, number, outs[:carry], outs[carry:], None)
+            return [number + 1, *outs]
+
+        avals = [*old.in_avals[:consts], jax.typeof(start), *old.in_avals[consts:]]
+        ys = len(old.out_avals) - carry
+        count, *outs = tracing.bind(
+            eqn,
+            [*args[:consts], start, *args[consts:]],
+            jaxpr=_traced(body, avals, old),
+            **primitives.scan_params(eqn.params, consts, carry + 1, xs, ys),
+        )
+        self._observer.end(loop, count)
+        return outs
+
+    def _while(self, loop: Loop, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        params = self._changed(eqn, here)
+        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        # after a `vmap`, there is one predicate per lane
+        lanes = cond.out_avals[0].shape
+        predicate = without_events(eqn.params["cond_jaxpr"])
+        start = jnp.zeros(lanes, int)
+        consts = args[: of_cond + of_body]
+
+        def new_body(*args: Any) -> list[Any]:
+            inner, number, old = (
+                args[: len(consts)],
+                args[len(consts)],
+                args[len(consts) + 1 :],
+            )
+            outs = jaxprs.evaluate(body, [*inner[of_cond:], *old])
+            if lanes:
+                (running,) = jaxprs.evaluate(predicate, [*inner[:of_cond], *old])
+                log = _per_lane(self._observer, loop, len(lanes))
+                log(number, outs, running)
+            else:
+                self._observer.iteration(loop, number, outs, [], None)
+            return [number + 1, *outs]
+
+        def new_cond(*args: Any) -> list[Any]:
+            return jaxprs.evaluate(cond, [*args[:of_cond], *args[of_cond + 1 :]])
+
+        const_avals = [*cond.in_avals[:of_cond], *body.in_avals[:of_body]]
+        carry_avals = [jax.typeof(start), *body.in_avals[of_body:]]
+        cond_avals = [*const_avals[:of_cond], *carry_avals]
+        count, *outs = tracing.bind(
+            eqn,
+            [*consts[:of_cond], *consts, start, *args[len(consts) :]],
+            cond_jaxpr=_traced(new_cond, cond_avals, cond),
+            body_jaxpr=_traced(new_body, [*const_avals, *carry_avals], body),
+            body_nconsts=len(consts),
+        )
+        self._observer.end(loop, count)
+        return outs
+
+    # --- functions with derivative rules of their own ------------------------
+
+    def _custom_jvp(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+        new = self._rewritten(old, (*here, 0))
+        results = len(old.out_avals)
+
+        def call(*args: Any) -> list[Any]:
+            return jaxprs.evaluate(new, args)
+
+        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+            seeds = list(tangents[consts:])
+            if not eqn.params["symbolic_zeros"]:
+                seeds = list(map(_instantiated, seeds))
+            zeros = [type(t) is SymbolicZero for t in seeds]
+            rule, out_zeros = custom_derivatives.jvp_rule_jaxpr(eqn, zeros)
+            given = [t for t in seeds if type(t) is not SymbolicZero]
+            ins = [*primals[consts:], *given]
+            outs = self._run_rule(rule, ins, here, old, new, primals)
+            rest = iter(outs[results:])
+            out_tangents = [
+                _zero(primal) if zero else next(rest)
+                for primal, zero in zip(outs[:results], out_zeros, strict=True)
+            ]
+            return outs[:results], out_tangents
+
+        fun = jax.custom_jvp(rule_sources.with_source_location_of(call, old))
+        rule = rule_sources.with_source_location_of(jvp, eqn.params["jvp_jaxpr_fun"])
+        fun.defjvp(rule, symbolic_zeros=True)
+        return fun(*args)
+
+    def _custom_vjp(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        called = custom_vjp.custom_vjp_call(eqn)
+        new = self._rewritten(called.function, (*here, 0))
+
+        @jax.custom_vjp
+        def fun(*args: Any) -> list[Any]:
+            return jaxprs.evaluate(new, args)
+
+        def fwd(values: list[Any], varied: list[bool]) -> Any:
+            rule, ins, split = called.forward(values, varied)
+            outs = self._run_rule(rule, ins, here, called.function, new, values)
+            return split(outs)
+
+        called.define(fun, fwd, called.backward)
+        return list(fun(*called.checked(args)))
+
+    def _run_rule(
+        self,
+        rule: Any,
+        ins: Sequence[Any],
+        here: Path,
+        function: Any,
+        observed: Any,
+        args: Sequence[Any],
+    ) -> list[Any]:
+        """Evaluates a derivative rule, which runs instead of its function.
+
+        Most rules have the loops of their function, which are observed there. For one
+        that has others, the function runs beside it for its events.
+
+        Args:
+            rule: the rule, as a closed jaxpr.
+            ins: its inputs.
+            here: the path of the call.
+            function: the function.
+            observed: the function with its observed loops.
+            args: the inputs of the function.
+        """
+        wanted = [
+            site for path, site in self._sites.items() if path[: len(here)] == here
+        ]
+        found = _same_sites(wanted, rule)
+        if found is not None:
+            return ObservedProgram(self._observer, found)(rule, ins)
+        outs = jaxprs.evaluate(rule, ins)
+        own = frozenset(lines_of(events_of(function)))
+        jaxpr, consts = partial_eval.only_effects(jaxprs.close(observed))
+        only_observed = Walk(LineRemover(own, anchors=True))
+        only_observed(jaxprs.close(jaxpr), [*consts, *args], NO_STATE)
+        return outs
+
+
+def observe_program(
+    closed: Any, args: Sequence[Any], observer: Observer, sites: Mapping[Path, Site]
+) -> list[Any]:
+    """Evaluates a closed jaxpr with events where it is observed."""
+    return ObservedProgram(observer, sites)(closed, args)
+
+
+def _same_sites(wanted: Sequence[Site], rule: Any) -> dict[Path, Site] | None:
+    """Where a rule has the sites of its function, None if it lacks one of them."""
+    names = {s.target.primitive for s in wanted if isinstance(s.target, Output)}
+    available = list(find_sites(rule, frozenset(names)))
+    found: dict[Path, Site] = {}
+    for site in wanted:
+        for path, other in available:
+            if path not in found and other.signature == site.signature:
+                found[path] = site
+                break
+        else:
+            return None
+    return found
+
+
+def _per_lane(observer: Observer, loop: Loop, axes: int) -> Any:
+    """Logs an iteration in each of the lanes that still run."""
+
+    def log(number: Any, carry: list[Any], running: Any) -> None:
+        observer.iteration(loop, number, carry, [], running)
+
+    for _ in range(axes):
+        log = jax.vmap(log)
+    return log
+
+
+def _traced(fun: Any, avals: Sequence[Any], like: Any) -> Any:
+    """A jaxpr without constants, if the one that it replaces has none."""
+    return jaxprs.rewritten(like, lambda _: jaxprs.trace(fun, avals, like)[0])
+
+
+def _zero(primal: Any) -> Any:
+    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
+
+
+def _instantiated(x: Any) -> Any:
+    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -1,0 +1,52 @@
+"""What JAX remembers about the user's code: lines, functions and names of values."""
+
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn
+
+from . import compat, jaxprs
+
+_user_frame = compat.private(
+    "source_info_util.user_frame",
+    "the line of a loop is not known",
+    default=lambda traceback: None,
+)
+
+
+class Place(NamedTuple):
+    """A line of the user's, and the function that it is in."""
+
+    file: str
+    line: int
+    function: str
+
+
+def place_of(eqn: JaxprEqn) -> Place | None:
+    """The innermost line outside of JAX that an equation comes from."""
+    frame = _user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return None
+    return Place(frame.file_name, frame.start_line, frame.function_name)
+
+
+def is_backward(eqn: JaxprEqn) -> bool:
+    """Whether an equation is part of a backward pass."""
+    return "transpose(" in str(eqn.source_info.name_stack)
+
+
+def argument_names(jaxpr: Any) -> list[str]:
+    """The path of each input in the arguments of the function; empty if unknown."""
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+    return _names(jaxpr.debug_info.arg_names, len(jaxpr.invars))
+
+
+def result_paths(jaxpr: Any) -> list[str]:
+    """The path of each output in the result of the function; empty if unknown."""
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+    paths = jaxpr.debug_info.result_paths
+    return _names(paths if isinstance(paths, tuple) else None, len(jaxpr.outvars))
+
+
+def _names(found: Any, count: int) -> list[str]:
+    names = [] if found is None else [name or "" for name in found]
+    return names if len(names) == count else [""] * count

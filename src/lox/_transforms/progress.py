@@ -1,0 +1,233 @@
+"""`lox.progress`: a progress bar for the loops of a function."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TextIO, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from lox._errors import LoxTypeError, LoxValueError, describe
+from lox._events.event import Call, Event, Route
+from lox._events.primitive import log_p
+from lox._host.progress_bars import ProgressSink, Report
+from lox._interpreter.loops import Loop, find_sites
+from lox._interpreter.observed_loops import ObservedProgram, Observer
+from lox._jax import array_types, primitives, rule_tables
+
+from .arguments import Argnames, Argnums, Static
+from .compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
+from .deliver import call_and_wait
+from .options import decorator
+from .transformed import Transformed, check_callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_REPORTS = 100  # per loop of known length
+_REPORTS_PER_DOUBLING = 4  # of the count, for loops of unknown length
+
+
+@overload
+def progress(
+    fun: Callable[P, T],
+    *,
+    total: int | None = None,
+    desc: str | None = None,
+    file: TextIO | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+) -> Callable[P, T]: ...
+
+
+@overload
+def progress(
+    fun: None = None,
+    *,
+    total: int | None = None,
+    desc: str | None = None,
+    file: TextIO | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def progress(
+    fun: Any = None,
+    *,
+    total: int | None = None,
+    desc: str | None = None,
+    file: TextIO | None = None,
+    static_argnums: Argnums = None,
+    static_argnames: Argnames = None,
+) -> Any:
+    """Shows how far the loops of `fun` have come, without a change to its code.
+
+    There is one bar for each outermost `scan`, `fori_loop` or `while_loop`; under
+    `vmap`, one for all lanes. A terminal shows live bars, which need rich
+    (`pip install 'jax-lox[console]'`); log files and notebooks get a line of text at
+    every tenth of a loop. A loop of unknown length shows its count and its rate.
+
+    Args:
+        fun: the function; if omitted, a decorator with these options is returned.
+        total: the expected number of iterations of loops of unknown length.
+        desc: the name that is shown; the name of `fun` by default.
+        file: where to write; `sys.stderr` by default.
+        static_argnums: the positions of static arguments, as in `jax.jit`.
+        static_argnames: the names of static arguments, as in `jax.jit`.
+
+    Returns:
+        A function with the arguments and the result of `fun`.
+
+    Example:
+        >>> import sys
+        >>> def train(x):
+        ...     return jax.lax.fori_loop(0, 1000, lambda i, x: x + i, x)
+        >>> _ = lox.progress(train, file=sys.stdout)(0)
+        train: 10% (100/1000)...
+        train: 20% (200/1000)...
+        ...
+        train: 100% (1000/1000)...
+    """
+    if fun is None:
+        return decorator(progress, locals())
+    check_callable(fun, "lox.progress")
+    _check_options(total, desc, file)
+    label = desc or getattr(fun, "__name__", None) or type(fun).__name__
+    static = Static.of(fun, static_argnums, static_argnames)
+
+    def form(where: Form) -> Any:
+        def build() -> tuple[Any, ProgressSink]:
+            sink = ProgressSink(file)
+
+            def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
+                found = find_sites(closed)
+                sites = {path: site for path, site in found if _is_shown(site.target)}
+                reports = _Reports(sink, label, total, several=len(sites) > 1)
+                return ObservedProgram(reports, sites)(closed, args), None
+
+            return evaluate, sink
+
+        return compiled(fun, ("progress", label, total, file), build, where, static)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_outermost():
+            return form(INSIDE)(*args, **kwargs)[0]
+        program = form(OUTERMOST)
+        try:
+            return call_and_wait(program, args, kwargs)
+        finally:
+            program.sink.close()
+
+    return _Progress(fun, call, static)
+
+
+class _Progress(Transformed):
+    __slots__ = ()
+    __doc__ = Transformed.__doc__
+
+
+def _check_options(total: Any, desc: Any, file: Any) -> None:
+    if total is not None and (isinstance(total, bool) or not isinstance(total, int)):
+        raise LoxTypeError(
+            f"`total` of `lox.progress` must be a whole number, not {describe(total)}."
+        )
+    if total is not None and total < 1:
+        raise LoxValueError(
+            f"`total` of `lox.progress` must be at least 1, not {total}: it is the "
+            "expected number of iterations."
+        )
+    if not isinstance(desc, str | None):
+        raise LoxTypeError(
+            f"`desc` of `lox.progress` must be a string, not {describe(desc)}."
+        )
+    if file is not None and not hasattr(file, "write"):
+        raise LoxTypeError(
+            f"`file` of `lox.progress` must be an open file, not {describe(file)}."
+        )
+
+
+def _is_shown(target: Any) -> bool:
+    return isinstance(target, Loop) and target.is_outermost
+
+
+# --- on the device -----------------------------------------------------------
+
+# The largest number of all lanes. It has no lanes itself, so that what depends on it is
+# decided once for all of them.
+_latest_p: Any = primitives.Primitive("lox_latest")
+_latest_p.def_impl(jnp.max)
+_latest_p.def_abstract_eval(lambda x: x.update(shape=()))
+rule_tables.register_lowering_as(_latest_p, jnp.max)
+rule_tables.register_batching(
+    _latest_p, lambda axis, args, dims: (_latest_p.bind(*args), None)
+)
+rule_tables.set_no_derivative(_latest_p)
+
+
+class _Reports(Observer):
+    """Reports to a sink how far loops have come.
+
+    Args:
+        sink: the sink.
+        label: the name of the function.
+        total: the number of iterations of loops of unknown length, if known.
+        several: whether there is more than one loop, so that bars need longer names.
+    """
+
+    def __init__(
+        self, sink: ProgressSink, label: str, total: int | None, several: bool
+    ) -> None:
+        self._sink = sink
+        self._label = label
+        self._total = total
+        self._several = several
+
+    def iteration(
+        self,
+        loop: Loop,
+        number: Any,
+        carry: Sequence[Any],
+        ys: Sequence[Any],
+        running: Any,
+    ) -> None:
+        del carry, ys, running
+        count = _latest_p.bind(number + 1)
+        total = self._total_of(loop)
+
+        def body(again: Any) -> Any:
+            self._report(loop, count)
+            return jnp.zeros_like(again)
+
+        # on CPUs, a loop of at most one iteration costs a fifth of a conditional
+        jax.lax.while_loop(lambda again: again, body, _is_due(count, total))
+
+    def end(self, loop: Loop, count: Any) -> None:
+        self._report(loop, _latest_p.bind(count), ends=True)
+
+    def _total_of(self, loop: Loop) -> int | None:
+        return self._total if loop.length is None else loop.length
+
+    def _report(self, loop: Loop, count: Any, ends: bool = False) -> None:
+        label = f"{self._label} {loop.address}" if self._several else self._label
+        call = Call(
+            keys=(f"{loop.address} {'end' if ends else 'count'}",),
+            trees=(jax.tree.structure(0),),
+            steps=(),
+            source=loop.source,
+            api="progress",
+            api_data=Report(loop.address, label, self._total_of(loop), ends),
+        )
+        # in order, because XLA may know the length of a loop and report its end first
+        route = Route(sink=self._sink, ordered=not array_types.partly_manual())
+        log_p.bind(count, event=Event(call, route=route))
+
+
+def _is_due(count: Any, total: int | None) -> Any:
+    """Whether to report a count, which is at least 1."""
+    if total is not None:
+        interval = jnp.asarray(max(1, total // _REPORTS), count.dtype)
+        return jax.lax.rem(count, interval) == 0
+    highest_bit = jnp.iinfo(count.dtype).bits - 1 - jax.lax.clz(count)
+    shift = _REPORTS_PER_DOUBLING.bit_length() - 1
+    step = jnp.left_shift(jnp.ones_like(count), jnp.maximum(highest_bit - shift, 0))
+    return count & (step - 1) == 0

@@ -1,0 +1,264 @@
+"""`lox.progress`: what it prints, and that it changes nothing else."""
+
+import io
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from lox._events.event import Call, Event
+from lox._host import progress_bars
+from lox._source import Source
+
+
+def counted(x):
+    return lax.fori_loop(0, 50, lambda i, v: v * 0.5 + i, x)
+
+
+def unknown(x):
+    return lax.while_loop(
+        lambda c: c[0] < x, lambda c: (c[0] + 1, c[1] * 0.5), (0, 1.0)
+    )
+
+
+def two(x):
+    def step(c, t):
+        return lax.fori_loop(0, 3, lambda i, v: v + i, c), t
+
+    return lax.scan(step, x, jnp.arange(4.0))[0] + counted(x)
+
+
+@jax.custom_vjp
+def custom(x):
+    return counted(x)
+
+
+custom.defvjp(lambda x: (custom(x), None), lambda _, t: (t,))
+
+
+class Output(io.StringIO):
+    """Lines of text, without rates, which depend on time."""
+
+    def lines(self):
+        text = re.sub(r", \S+ iterations/s", "", self.getvalue())
+        self.seek(0)
+        self.truncate()
+        return text.splitlines()
+
+
+@pytest.fixture
+def output():
+    return Output()
+
+
+TENTHS = [f"counted: {10 * i}% ({5 * i}/50)" for i in range(1, 11)]
+
+WAYS = {
+    "eager": lambda fun: fun,
+    "jit": jax.jit,
+    "grad": jax.grad,
+    "value_and_grad of checkpoint": lambda fun: jax.value_and_grad(jax.checkpoint(fun)),
+    "jit of grad": lambda fun: jax.jit(jax.grad(fun)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_progress_prints_every_tenth_of_a_loop_once(way, output):
+    fun = WAYS[way](lox.progress(counted, file=output))
+    for _ in range(2):
+        fun(1.0)
+        jax.effects_barrier()
+        assert output.lines() == TENTHS
+
+
+def test_vmapped_loops_share_one_bar(output):
+    fun = jax.vmap(lox.progress(counted, file=output))
+    fun(jnp.arange(3.0))
+    jax.effects_barrier()
+    assert output.lines() == TENTHS
+
+
+def test_loop_with_a_custom_derivative_is_shown_once(output):
+    jax.grad(lox.progress(custom, file=output, desc="counted"))(1.0)
+    jax.effects_barrier()
+    assert output.lines() == TENTHS
+
+
+def test_progress_of_grad_shows_the_backward_pass_too(output):
+    lox.progress(jax.grad(counted), file=output, desc="f")(1.0)
+    lines = output.lines()
+    assert lines.count("f scan[0]: 100% (50/50)") == 1
+    assert lines.count("f scan[1]: 100% (50/50)") == 1
+
+
+def test_while_loop_shows_its_count_each_time_that_doubles(output):
+    lox.progress(unknown, file=output)(20)
+    counts = [f"unknown: {count}" for count in (2, 4, 8, 16, 20)]
+    assert output.lines() == counts
+
+
+def test_vmapped_while_loop_shows_the_lane_that_runs_longest(output):
+    for way in (
+        lambda **options: jax.vmap(lox.progress(unknown, **options)),
+        lambda **options: lox.progress(jax.vmap(unknown), **options),
+    ):
+        way(file=output, desc="f")(jnp.array([3, 20, 0]))
+        jax.effects_barrier()
+        assert output.lines() == [f"f: {count}" for count in (2, 4, 8, 16, 20)]
+
+
+def test_total_is_the_length_of_a_while_loop(output):
+    lox.progress(unknown, total=20, file=output)(20)
+    assert output.lines() == [f"unknown: {10 * i}% ({2 * i}/20)" for i in range(1, 11)]
+
+
+def test_total_that_is_too_small_is_forgotten(output):
+    lox.progress(unknown, total=10, file=output)(20)
+    assert output.lines()[-1] == "unknown: 20"
+
+
+def test_only_outermost_loops_have_bars(output):
+    lox.progress(two, file=output)(1.0)
+    quarters = [f"two scan[0]: {25 * i}% ({i}/4)" for i in range(1, 5)]
+    assert output.lines() == [
+        *quarters,
+        *(line.replace("counted", "two scan[1]") for line in TENTHS),
+    ]
+
+
+def test_progress_is_a_decorator_and_has_a_name(output):
+    @lox.progress(desc="training", file=output)
+    def fun(x):
+        return counted(x)
+
+    fun(1.0)
+    assert output.lines()[-1] == "training: 100% (50/50)"
+
+
+def test_progress_changes_neither_result_nor_gradient_nor_events(output):
+    def fun(x):
+        def step(c, t):
+            lox.log({"c": c})
+            return c * 0.5 + t, None
+
+        return lax.scan(step, x, jnp.arange(4.0))[0]
+
+    shown = lox.progress(fun, file=output)
+    got, logs = lox.spool(jax.value_and_grad(shown))(1.0)
+    want, expected = lox.spool(jax.value_and_grad(fun))(1.0)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(logs["c"], expected["c"])
+
+
+def test_empty_loop_and_function_without_loops_work(output):
+    lox.progress(lambda x: lax.scan(lambda c, t: (c, t), x, length=0), file=output)(1.0)
+    assert output.lines() == ["<lambda>: 100% (0/0)"]
+    assert lox.progress(lambda x: x + 1, file=output)(1.0) == 2.0
+    assert output.lines() == []
+
+
+def reports(monkeypatch, fun, *args):
+    """The counts that reach the host while a function runs."""
+    counts = []
+    monkeypatch.setattr(
+        progress_bars._Lines, "show", lambda self, bar: counts.append(bar.count)
+    )
+    lox.progress(fun, file=Output())(*args)
+    return counts
+
+
+def test_long_loop_reports_about_a_hundred_times(monkeypatch):
+    def fun(x):
+        return lax.fori_loop(0, 12345, lambda i, v: v + 1, x)
+
+    assert reports(monkeypatch, fun, 0) == list(range(123, 12345, 123))
+
+
+def test_while_loop_reports_four_times_per_doubling(monkeypatch):
+    counts = reports(monkeypatch, unknown, 40)
+    assert counts == [*range(1, 8), *range(8, 16, 2), *range(16, 32, 4), 32, 40]
+
+
+def test_loop_that_fails_leaves_no_bar(output):
+    def fail(x):
+        raise RuntimeError("stop")
+
+    def fun(x):
+        def step(c, _):
+            return c + jax.pure_callback(fail, jnp.float32(0), c), None
+
+        return lax.scan(step, x, length=3)[0]
+
+    with pytest.raises(Exception, match="stop"):
+        lox.progress(fun, file=output)(1.0)
+    assert output.lines() == []
+
+
+def test_progress_in_a_shard_map_counts_once(output):
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    spec = jax.sharding.PartitionSpec("d")
+
+    def fun(x):
+        return jax.shard_map(counted, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    lox.progress(fun, file=output, desc="counted")(jnp.arange(2.0))
+    lines = output.lines()
+    assert lines[-1] == TENTHS[-1]
+    assert len(lines) == len(set(lines))
+
+
+def test_line_has_the_rate_since_the_first_report():
+    seconds = iter([0.0, 1.0, 2.0])
+    bar = progress_bars._Bar("f", 100, lambda: next(seconds))
+    bar.count = 10
+    assert bar.line() == "f: 10% (10/100)"
+    bar.count = 50
+    assert bar.line() == "f: 50% (50/100), 20 iterations/s"
+
+
+def test_loop_that_starts_anew_after_an_interruption_has_a_new_bar(output):
+    sink = progress_bars.ProgressSink(output)
+    for count in (5, 15, 5, 10, 15, 20):  # the first run ends after 15 of 20 iterations
+        for ends in (False, True) if count == 20 else (False,):
+            report = progress_bars.Report("scan[0]", "f", 20, ends)
+            tree, source = jax.tree.structure(0), Source("program.py", 1)
+            call = Call(("count",), (tree,), (), source, api_data=report)
+            sink.deliver(Event(call), [np.int32(count)])
+    expected = [25, 75, 25, 50, 75, 100]
+    assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in expected]
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_terminal_shows_live_bars(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Terminal()
+    lox.progress(counted, file=screen)(1.0)
+    assert "counted" in screen.getvalue()
+    assert "50/50" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"total": 0}, lox.LoxValueError),
+        ({"total": 1.5}, lox.LoxTypeError),
+        ({"desc": 3}, lox.LoxTypeError),
+        ({"file": "log.txt"}, lox.LoxTypeError),
+    ],
+    ids=str,
+)
+def test_wrong_option_is_refused(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        lox.progress(counted, **options)
