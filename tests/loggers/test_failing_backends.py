@@ -81,7 +81,7 @@ def test_threads_that_abandon_backend_together_lose_no_row(monkeypatch):
         for i in range(20):
             logger.log(state, {"x": float(first + i)})
 
-    with pytest.warns(lox.LoxWarning, match="not answered for 0.2 s") as seen:
+    with pytest.warns(lox.LoxWarning, match="not responded for 0.2 s") as seen:
         in_threads(work, [(100 * k,) for k in range(5)])
         logger.finish(state)
     forever.set()

@@ -104,7 +104,7 @@ def test_backend_that_hangs_is_abandoned(monkeypatch, jobs):
     logger.may_go_on.clear()
     both = lox.loggers.MultiLogger(logger, memory)
     state = both.init(7)
-    with pytest.warns(lox.LoxWarning, match="SlowLogger: .*not answered for 0.2 s"):
+    with pytest.warns(lox.LoxWarning, match="SlowLogger: .*not responded for 0.2 s"):
         assert both.tap(scanned, state)(1.0) == 8
         both.finish(state)
     assert rows(next(iter(memory.runs.values()))) == [1, 2, 4]

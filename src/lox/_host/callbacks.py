@@ -82,7 +82,7 @@ class HostSink:
         interrupt = signals.uninterrupted(lambda: deliver(operands))
         if interrupt is not None:
             raise interrupt
-        callback_errors.raise_of(self)
+        callback_errors.raise_errors_of(self)
 
     def _deliverer(
         self, event: Event

@@ -46,11 +46,11 @@ class CallbackErrors:
                 self._kept.append((sink, error))
             return first
 
-    def raise_any(self) -> None:
+    def raise_all(self) -> None:
         """Raises the errors of all sinks; called at a barrier."""
         self._raise(lambda sink: True)
 
-    def raise_of(self, sink: FailingSink) -> None:
+    def raise_errors_of(self, sink: FailingSink) -> None:
         """Raises the errors of one sink."""
         self._raise(lambda other: other is sink)
 
@@ -70,5 +70,5 @@ class CallbackErrors:
 
 
 callback_errors = CallbackErrors()
-interrupts.at_stopped(callback_errors.raise_any)
-host.at_effects_barrier(callback_errors.raise_any)
+interrupts.at_stopped(callback_errors.raise_all)
+host.at_effects_barrier(callback_errors.raise_all)

@@ -209,7 +209,7 @@ class Walk:
 
 
 # What was computed from a jaxpr, for as long as the jaxpr lives. JAX's own caches
-# compare jaxprs by identity, so the same input must give the same object.
+# compare jaxprs by identity, so the same input must return the same object.
 _cache: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
 
 
@@ -230,7 +230,7 @@ def unsupported(walk: Walk, eqn: Any) -> str:
     return (
         f"{keys}, logged at {wanted[0].call.source}, cannot be collected inside "
         f"`{eqn.primitive.name}`: JAX cannot return additional values from it. Log "
-        "outside of it, or wrap the function that it calls in `lox.nolog`."
+        "outside of it, or apply `lox.nolog` to the function that it calls."
     )
 
 

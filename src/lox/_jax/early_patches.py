@@ -238,7 +238,7 @@ JACFWD = Patch(
     "how `jax.jacfwd` calls forward mode",
     without="`jax.jacfwd` and `jax.hessian` log an event once for each dimension of "
     "the input",
-    instead="use `jax.jacrev`, or wrap the function in `lox.nolog`",
+    instead="use `jax.jacrev`, or apply `lox.nolog` to the function",
     install=_watch_jacfwd,
 )
 

@@ -158,7 +158,7 @@ _VJPHiPrimitive = compat.private(
 )
 
 
-def give_effects(effects: frozenset[Any]) -> None:
+def propagate_effects(effects: frozenset[Any]) -> None:
     """Adds these effects to high-level primitives whose jaxprs have them.
 
     JAX does this from 0.12 on. Before, it would drop a `custom_vjp` function if none of

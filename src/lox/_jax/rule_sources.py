@@ -64,7 +64,7 @@ def rules_of_jax(eqn: JaxprEqn) -> bool:
 
 # JAX's modules whose rules never call functions of the user, unlike those of
 # `custom_gradient`, `custom_root` and `odeint`.
-_WITHOUT_USERS = tuple(
+_SELF_CONTAINED_MODULES = tuple(
     os.path.join(tracebacks.JAX_DIRECTORY, "_src", *path.split("/"))
     for path in (
         "lax/lax.py",
@@ -87,4 +87,4 @@ CUSTOM_DERIVATIVES = os.path.join(
 @functools.lru_cache(maxsize=4096)
 def is_jax_rule(rule: str, function: str) -> bool:
     place = function if CUSTOM_DERIVATIVES in rule else rule
-    return any(path in place for path in _WITHOUT_USERS)
+    return any(path in place for path in _SELF_CONTAINED_MODULES)

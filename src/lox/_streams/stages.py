@@ -1,4 +1,4 @@
-"""Interval, reduction and buffer: the stages that events pass, in this order.
+"""Interval, reduction and buffer: the stages that events pass through, in this order.
 
 The interval drops events, the reductions fold the others into one row per window, and
 the buffer keeps the rows. Each stage has its own state, which loops carry. Stages do
@@ -34,7 +34,7 @@ class Interval(NamedTuple):
     """Passes every k-th event, starting with the first; the state counts the events.
 
     Attributes:
-        every: the k.
+        every: the interval k.
         counts: whether events are counted; if not, the state is None.
     """
 

@@ -37,7 +37,7 @@ _MAX_UNFOLDED_BYTES = 1 << 20
 
 
 class Plan(NamedTuple):
-    """The stages that the events of a key pass.
+    """The stages that the events of a key pass through.
 
     Attributes:
         interval: the interval; 1 for every event.
@@ -91,7 +91,7 @@ class Stream:
         if not emits or (plan.step and not plan.window):
             self._period = 0
         self.emits_late = not self._period
-        # the stages that complete rows of the buffer pass when they are emitted
+        # the stages that are applied to buffered rows when they are emitted
         self._late = self._late_stages(plan) if emits else None
         if self._late is not None:
             plan = Plan(plan.interval, None, None, self._period)

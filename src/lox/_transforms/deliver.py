@@ -314,7 +314,7 @@ def call_and_wait(program: Compiled, args: Any, kwargs: Any) -> Any:
         jax.block_until_ready(out)  # handles signals, unlike waiting for tokens
         host.wait_for_callbacks()
     except Exception:
-        callback_errors.raise_of(sink)  # instead of XLA's error about it
+        callback_errors.raise_errors_of(sink)  # instead of XLA's error
         raise
     except BaseException:
         if started and not sink.unstoppable:
@@ -322,7 +322,7 @@ def call_and_wait(program: Compiled, args: Any, kwargs: Any) -> Any:
         raise
     finally:
         signals.unwrap_handlers()
-    callback_errors.raise_of(sink)
+    callback_errors.raise_errors_of(sink)
     return out
 
 

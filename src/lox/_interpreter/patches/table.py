@@ -184,7 +184,9 @@ patches.add(
         without="JAX removes a high-level primitive whose results are not used, and "
         "its events",
         instead="log outside of high-level primitives",
-        install=lambda: hijax.give_effects(frozenset({LOG_EFFECT, ORDERED_LOG_EFFECT})),
+        install=lambda: hijax.propagate_effects(
+            frozenset({LOG_EFFECT, ORDERED_LOG_EFFECT})
+        ),
     ),
     Patch(
         "the end of a partial evaluation",

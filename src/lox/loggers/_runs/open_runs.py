@@ -347,7 +347,7 @@ class OpenRuns:
             if self._queue.generation != generation:  # another thread was faster
                 return
             patience = f"{self.logger.patience:g} s"
-            error = TimeoutError(f"it has not answered for {patience}")
+            error = TimeoutError(f"it has not responded for {patience}")
             waiting = (job.args[0] for job in self._queue.jobs())
             # before a new worker starts, which would hang as well
             for run in {*waiting, *list(self._open.values())}:
