@@ -213,8 +213,9 @@ def _layers(x: Any, names: tuple[str, ...], split: int | None) -> list[dict[str,
     """The statistics of an array, or of each of its stacked layers."""
     if split is None:
         return [statistics_of(x, names)]
+    x = array_types.with_whole_axis(x, split)  # JAX cannot slice what is split
     stacked = jax.vmap(lambda layer: statistics_of(layer, names), in_axes=split)(x)
-    leaves, tree = jax.tree.flatten(jax.tree.map(array_types.replicated, stacked))
+    leaves, tree = jax.tree.flatten(stacked)
     return [tree.unflatten(leaf[i] for leaf in leaves) for i in range(x.shape[split])]
 
 

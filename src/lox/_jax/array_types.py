@@ -73,6 +73,19 @@ def replicated(x: Any) -> Any:
     return jax.sharding.reshard(x, kind.sharding.update(spec=spec))
 
 
+def with_whole_axis(x: Any, axis: int) -> Any:
+    """Reshards `x` so that one axis is not split over an explicit mesh."""
+    kind = jax.typeof(x)
+    if not is_split(kind):
+        return x
+    spec = [*kind.sharding.spec, *[None] * (x.ndim - len(kind.sharding.spec))]
+    if spec[axis] is None:
+        return x
+    spec[axis] = None
+    whole = jax.sharding.PartitionSpec(*spec)
+    return jax.sharding.reshard(x, kind.sharding.update(spec=whole))
+
+
 def plain_type(aval: Any) -> Any:
     """A type without its sharding."""
     return jax.core.ShapedArray(aval.shape, aval.dtype)
