@@ -23,9 +23,11 @@ def loops_in(program):
     return inside + sum(s.kind in LOOPS and s.number > 0 for s in program)
 
 
-def seeds(loose=False, count=PROGRAMS):
+def seeds(unbounded=False, count=PROGRAMS):
     """The first seeds of programs with several loops."""
-    found = (s for s in itertools.count() if loops_in(oracle.generate(s, loose)) > 1)
+    found = (
+        s for s in itertools.count() if loops_in(oracle.generate(s, unbounded)) > 1
+    )
     return list(itertools.islice(found, count))
 
 
@@ -106,9 +108,9 @@ def test_observed_random_program_logs_in_every_lane(seed):
         oracle.assert_spooled(lane.compact(), expected(program, x))
 
 
-@pytest.mark.parametrize("seed", seeds(loose=True)[::2])
+@pytest.mark.parametrize("seed", seeds(unbounded=True)[::2])
 def test_observed_random_program_with_unbounded_loops_is_tapped(seed):
-    program = oracle.generate(seed, loose=True)
+    program = oracle.generate(seed, unbounded=True)
     oracle.assert_tapped(tapped(observed(program), X), expected(program, X))
     _, logs = lox.spool(jax.vmap(observed(program)), capacity=200)(jnp.array(LANES))
     if "observed" in logs:

@@ -243,7 +243,7 @@ def test_inner_logify_consumes_its_events():
 def test_bad_input_raises_error_with_remedy():
     with pytest.raises(lox.LoxTypeError, match=r'must be a string: `logify.log\("loss'):
         logify.log(3, 1.0)
-    with pytest.raises(lox.LoxValueError, match="`logify.log` at .*'median'; there"):
+    with pytest.raises(lox.LoxValueError, match="`logify.log` at .*'median'; it must"):
         logify.log("x", 1.0, reduction="median")
     with pytest.raises(lox.LoxValueError, match="unknown reduction None"):
         logify.log("x", 1.0, reduction=None)

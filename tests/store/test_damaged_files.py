@@ -261,7 +261,7 @@ def test_two_writers_in_one_directory_are_not_reported_as_damage(tmp_path):
     directories = [tmp_path / name / "writer-0000" for name in ("a", "b")]
     for path in directories[1].iterdir():
         path.rename(directories[0] / f"1{path.name[1:]}")
-    with pytest.raises(lox.StoreError, match="two writers have shared the directory"):
+    with pytest.raises(lox.StoreError, match="two writers shared the directory"):
         lox.load(tmp_path / "a")
 
 
