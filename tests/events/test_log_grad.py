@@ -1,6 +1,7 @@
 """`lox.log_grad` under JAX's transformations."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +17,33 @@ from .cotangents import (
     X,
     assert_close,
     check_rows,
+    checkpointed_loops,
     cotangents,
+    custom_jvp,
     custom_vjp,
     logged,
+    nested,
+    scanned,
+    taken_branch,
+    used_twice,
 )
 
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+# one program of each kind, for transformations that treat the kinds differently
+KINDS = [
+    scanned,
+    nested,
+    checkpointed_loops,
+    taken_branch,
+    custom_vjp,
+    custom_jvp,
+    used_twice,
+]
+each_kind = pytest.mark.parametrize("program", KINDS, ids=lambda p: p.__name__)
 # JAX has no forward mode for functions with a `custom_vjp`
 each_with_forward_mode = pytest.mark.parametrize(
     "program",
-    [program for program in PROGRAMS if program is not custom_vjp],
+    [program for program in KINDS if program is not custom_vjp],
     ids=lambda p: p.__name__,
 )
 
@@ -67,7 +85,7 @@ def lanes_first(logs):
     )
 
 
-@each_program
+@each_kind
 def test_tap_of_grad_delivers_each_cotangent_once(program):
     rows = []
     tapped = lox.tap(jax.grad(functools.partial(program, logged)), rows.append)
@@ -92,7 +110,7 @@ def test_forward_mode_passes_through_and_logs_nothing(program):
     assert_close(jacobian, jax.grad(plain)(X))
 
 
-@each_program
+@each_kind
 def test_linearize_and_vjp_log_when_they_are_transposed(program):
     fun = functools.partial(program, logged)
     expected = cotangents(program, X)
@@ -125,7 +143,7 @@ def test_hessian_logs_the_cotangents_of_its_backward_pass(program):
     check_rows(one, cotangents(program, X))
 
 
-@each_program
+@each_kind
 def test_grad_of_grad_logs_the_inner_cotangents(program):
     fun = functools.partial(program, logged)
     plain = functools.partial(program, lambda h, i: h)
@@ -136,7 +154,7 @@ def test_grad_of_grad_logs_the_inner_cotangents(program):
     assert_close(grad, reference)
 
 
-@each_program
+@each_kind
 def test_nolog_removes_it(program):
     fun = functools.partial(program, logged)
     silent = jax.grad(lox.nolog(fun))
@@ -147,7 +165,7 @@ def test_nolog_removes_it(program):
     assert_close(outside(X), silent(X))
 
 
-@each_program
+@each_kind
 def test_grad_of_spool_leaves_cotangents_to_a_transformation_outside(program, capsys):
     fun = functools.partial(program, logged)
     inner = jax.grad(lambda x: lox.spool(fun)(x)[0])
@@ -178,7 +196,7 @@ def values(program, x):
     return np.stack([h for _, h in found])
 
 
-@each_program
+@each_kind
 def test_values_and_cotangents_are_logged_side_by_side(program):
     fun = functools.partial(program, both)
     expected = values(program, X), cotangents(program, X)
@@ -246,7 +264,9 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "40")) // 4)
+)
 def test_random_program_logs_the_cotangents_of_plain_python(seed):
     program = oracle.generate(seed, straight=oracle.COTANGENTS)
     CHECKS[seed % len(CHECKS)](program, oracle.function(program))

@@ -12,7 +12,7 @@ from tests import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "50")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "30")))
 
 
 def check(seed: int) -> None:
