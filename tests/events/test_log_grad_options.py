@@ -434,7 +434,7 @@ def test_nested_transformations_see_cotangents_once():
         (lambda: lox.log_grad(X), "takes the name of the cotangent"),
         (lambda: lox.log_grad("dh"), "takes the name of the cotangent"),
         (lambda: lox.log_grad(X, "dh"), "takes the name of the cotangent"),
-        (lambda: lox.log_grad("dh", X, 3), "Steps and options go by their names"),
+        (lambda: lox.log_grad("dh", X, 3), "Pass steps and options by keyword"),
         (lambda: lox.log_grad("dh", "h"), "logs the cotangents of arrays"),
         (lambda: lox.log_grad("dh", jnp.sin), "logs the cotangents of arrays"),
         (lambda: lox.log_grad("dh", {}), "holds no array"),

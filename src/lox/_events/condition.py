@@ -40,8 +40,8 @@ class Condition(NamedTuple):
                 kind += f" of dtype {jnp.result_type(when)}"
             raise LoxTypeError(
                 f"{caller}: `when` must be a boolean or an array of booleans, not "
-                f"{kind}. Use a comparison: `when=x > 0`. If it was meant as a step, "
-                "give the step another name, such as `when_step`."
+                f"{kind}. Use a comparison: `when=x > 0`. To log a step of this name, "
+                "give it another name: `when_step`."
             )
         shape = np.shape(when)
         mask = when if isinstance(when, np.ndarray) else host.to_array(when)

@@ -1,10 +1,9 @@
 """`lox.log_grad`: logs cotangents.
 
-`log_grad_p` is the identity on its first operands, the values. The others are the steps
-and the mask, as in `log_p`, whose parameter it shares. Its derivative is the same
-primitive on the tangents, where it is linear, and the transpose of that is an event of
-`log_p` on the cotangents. So an event exists only in programs that reverse mode has
-made, and everything there is to do with events applies to it.
+`log_grad_p` is the identity on its first operands, the values. The other operands are
+the steps and the mask, as in `log_p`. Its JVP binds it on the tangents, in which it is
+linear; the transpose of that binds an event of `log_p` on the cotangents. So the event
+exists only in the program that reverse mode creates, and is an ordinary event there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +25,12 @@ from .not_traced import may_run_early
 from .primitive import log_p, with_lanes
 
 T = TypeVar("T")
-_NOTHING: Any = object()
+_MISSING: Any = object()
 
 
 def log_grad(
-    name: str = _NOTHING,
-    x: T = _NOTHING,
+    name: str = _MISSING,
+    x: T = _MISSING,
     *others: Never,
     tags: str | Iterable[str] = (),
     reduce: Any = None,
@@ -135,16 +134,16 @@ def bind_log_grad(
 
 
 def _check_arguments(name: Any, x: Any, others: tuple[Any, ...], caller: str) -> None:
-    if not isinstance(name, str) or x is _NOTHING:
-        given = [describe(one) for one in (name, x) if one is not _NOTHING]
+    if not isinstance(name, str) or x is _MISSING:
+        given = [describe(one) for one in (name, x) if one is not _MISSING]
         raise LoxTypeError(
             f"{caller} got {' and '.join(given) or 'nothing'}; it takes the name of "
             'the cotangent, and then the value: `h = lox.log_grad("dh", h)`.'
         )
     if others:
         raise LoxTypeError(
-            f"{caller} got {describe(others[0])} beside the value. Steps and options "
-            f"go by their names: `lox.log_grad({name!r}, h, step=i)`."
+            f"{caller} got {describe(others[0])} after the value. Pass steps and "
+            f"options by keyword: `lox.log_grad({name!r}, h, step=i)`."
         )
 
 

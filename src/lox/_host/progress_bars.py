@@ -58,7 +58,7 @@ class ProgressSink(HostSink):
         # in a `shard_map`, each device reports
         devices = event.route.devices if event.route.per_device else 1
 
-        def take(operands: Sequence[Any]) -> None:
+        def consume(operands: Sequence[Any]) -> None:
             parts = event.split(operands)
             counts = np.asarray(parts.values[0][0])
             if parts.mask is not None:
@@ -67,7 +67,7 @@ class ProgressSink(HostSink):
                 return
             count = int(counts.max())
             bar = self._bars.get(report.address)
-            # a smaller count: the loop was interrupted, and has started anew
+            # a smaller count: the loop was interrupted and restarted
             if bar is None or (count < bar.count and devices == 1):
                 bar = self._bars[report.address] = self._start(report)
             bar.count = max(bar.count, count)
@@ -77,7 +77,7 @@ class ProgressSink(HostSink):
             elif not report.ends and self._display is not None:
                 self._display.show(bar)
 
-        return take
+        return consume
 
     def _start(self, report: Report) -> "_Bar":
         if self._display is None:

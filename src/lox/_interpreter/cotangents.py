@@ -1,7 +1,6 @@
-"""`log_grad` in a program: what a traversal does with events that may yet come.
+"""`log_grad` in a traversal, before reverse mode has created its events.
 
-The events of `log_grad_p` come into being when reverse mode transposes it. Where a
-traversal comes before that, its handler changes the equation, and thereby the event.
+The handler of the traversal changes the event that the equation will log.
 """
 
 from collections.abc import Sequence

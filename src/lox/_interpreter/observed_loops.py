@@ -286,7 +286,7 @@ class ObservedProgram:
         """Evaluates a derivative rule, which runs instead of its function.
 
         Most rules have the loops of their function, which are observed there. For one
-        that has others, the function runs beside it for its events.
+        that has others, the function runs a second time, for its events.
 
         Args:
             rule: the rule, as a closed jaxpr.
