@@ -108,7 +108,9 @@ def test_buffer_is_per_lane(around, options):
     jax.effects_barrier()
     for n in ns.tolist():
         mine = [c for c in calls if np.ravel(c.n["i"])[0] == n]
-        assert mine == tapped(f, n, **options)
+        assert [one for c in mine for one in c.lanes()] == tapped(f, n, **options)
+        lane = ns.tolist().index(n)
+        assert all((c.lane["i"] == lane).all() for c in mine)
 
 
 def test_buffers_of_lanes_that_log_together_share_a_count():

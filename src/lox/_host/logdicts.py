@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from lox._events.event import Event, Operands
-from lox._logs.access import metadata_of, with_info
+from lox._logs.access import metadata_of, with_info, with_lane
 from lox._logs.key import KeyInfo
+from lox._logs.lane_step import DTYPE as LANE_DTYPE, LANE
 from lox._logs.logdict import RowToLogs, logdict, make_logdict
 from lox._logs.metadata import Metadata
 from lox._logs.row_maker import row_maker
@@ -25,17 +26,49 @@ _ARRAY = jax.tree.structure(0)  # the structure of a value that is a single arra
 def lane_converter(event: Event) -> EventToLogs:
     """Converts an event to one logdict per lane, in order; empty if it was not logged.
 
-    A logdict has several rows if the event is a buffer or has elements.
+    A logdict has several rows if the event is a buffer or has elements. If the event
+    has lanes, the rows have the step `lane`.
     """
+    if event.layout.masked or event.layout.buffered:
+        convert = per_lane_converter(event)
+        if not names_lanes(event):
+            return convert
+        return lambda operands: (
+            with_lane(logs, number) for number, logs in enumerate(convert(operands))
+        )
+    if not names_lanes(event):
+        to_logs = row_converter(event.with_layout(lanes=0))
+        if not event.layout.lanes:
+            return lambda operands: (to_logs(operands),)
+        return lambda operands: map(to_logs, each_lane(operands, event.layout.lanes))
+    lane_to_logs = lane_row_converter(event)
+
+    def convert_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+        lanes = operands[0].shape[: event.layout.lanes]
+        numbers = np.arange(math.prod(lanes), dtype=LANE_DTYPE).reshape(lanes)
+        rows = each_lane((*operands, numbers), event.layout.lanes)
+        return map(lane_to_logs, rows)
+
+    return convert_lanes
+
+
+def names_lanes(event: Event) -> bool:
+    """Whether rows of the event get the step `lane`; one of the user's own is kept."""
+    return event.layout.lanes > 0 and LANE not in event.call.steps
+
+
+def per_lane_converter(event: Event) -> EventToLogs:
+    """As `lane_converter`, for a buffered or masked event, without the step `lane`."""
     if event.layout.buffered:
         return _buffer_converter(event)
-    if event.layout.masked:
-        lanes = event.layout.lanes
-        return lambda operands: _lanes(_event_logdict(event, operands), lanes)
-    to_logs = row_converter(event.with_layout(lanes=0))
-    if not event.layout.lanes:
-        return lambda operands: (to_logs(operands),)
-    return lambda operands: map(to_logs, each_lane(operands, event.layout.lanes))
+    lanes = event.layout.lanes
+    return lambda operands: _lanes(_event_logdict(event, operands), lanes)
+
+
+def lane_row_converter(event: Event) -> RowToLogs:
+    """Converts one lane of an event without a mask; its last array is the lane."""
+    steps = (*event.call.steps, LANE)
+    return row_converter(event.with_layout(lanes=0).with_call(steps=steps))
 
 
 def batch_converter(event: Event) -> EventToLogs:

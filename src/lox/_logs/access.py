@@ -4,9 +4,12 @@ These packages do not use the private attributes of logdicts. To create logdicts
 use `make_logdict` and `from_keys` in `logdict.py`.
 """
 
+import numpy as np
+
 from lox._arrays import is_jax_array, leaves_of
 
 from .key import Key, KeyInfo
+from .lane_step import DTYPE, LANE
 from .logdict import from_keys, logdict, make_logdict
 from .metadata import Metadata
 
@@ -34,3 +37,16 @@ def with_key_data(logs: logdict) -> logdict:
         return logs
     keys = ((name, key.with_key_data()) for name, key in logs._keys().items())
     return from_keys(keys, logs._metadata.steps)
+
+
+def with_lane(logs: logdict, number: int) -> logdict:
+    """The same rows, as rows of this lane; a step `lane` of the user's own is kept."""
+    metadata = logs._metadata
+    own = metadata.steps.get(LANE, {})
+    shapes = {name: key.row_shape() for name, key in logs._keys().items()}
+    # keys that are logged together share one array
+    arrays = {shape: np.full(shape, number, DTYPE) for shape in set(shapes.values())}
+    lane = {name: own.get(name, arrays[shape]) for name, shape in shapes.items()}
+    if not lane:
+        return logs
+    return make_logdict(logs, metadata._replace(steps={**metadata.steps, LANE: lane}))

@@ -12,6 +12,7 @@ from lox._errors import LoxValueError
 
 from .formatting import format_value
 from .key import Key
+from .lane_step import LANE, NO_LANE, lane_numbers
 
 if TYPE_CHECKING:
     from .logdict import logdict
@@ -97,7 +98,7 @@ def to_pandas(logs: "logdict") -> Any:
         tables[labels] = joined.drop(columns="_nth", errors="ignore")
     # a key that was logged once is repeated in every row of its lanes; keys with other
     # steps are in separate rows
-    once = {k: tables[k] for k in tables if all(x.startswith("lane_") for x in k)}
+    once = {k: tables[k] for k in tables if all(map(_is_lane, k))}
     many = [table for labels, table in tables.items() if labels not in once]
     result = pandas.concat(many, ignore_index=True) if many else None
     for labels, table in once.items():
@@ -120,7 +121,7 @@ def _frame(pandas: Any, column: _Column) -> tuple[tuple[str, ...], Any]:
         step: np.broadcast_to(np.asarray(value), shape).reshape(size)
         for step, value in key.steps.items()
     }
-    if steps:
+    if not all(map(_is_lane, steps)):
         axes.pop("row", None)
     labels = {**axes, **steps}
     cells = array.reshape(size, *array.shape[array.ndim - own :])
@@ -131,6 +132,10 @@ def _frame(pandas: Any, column: _Column) -> tuple[tuple[str, ...], Any]:
     if key.mask is not None:
         frame = frame[np.broadcast_to(np.asarray(key.mask), shape).reshape(size)]
     return tuple(labels), frame
+
+
+def _is_lane(label: str) -> bool:
+    return label == LANE or label.startswith("lane_")
 
 
 def _exact(pandas: Any, column: Any) -> Any:
@@ -193,16 +198,37 @@ def plot(logs: "logdict", keys: Sequence[str], x: str | None) -> Any:
     figure = module.Figure(figsize=(7, 2.4 * len(selected)), layout="constrained")
     panels = figure.subplots(len(selected), 1, squeeze=False)[:, 0]
     for panel, column in zip(panels, selected, strict=True):
-        label, steps, lines = _lines(column, x)
-        for lane in range(lines.shape[1]):
-            across = steps[:, min(lane, steps.shape[1] - 1)]
-            panel.plot(across, lines[:, lane], lw=1.2, label=f"lane {lane}")
-        if 1 < lines.shape[1] <= 10:
+        label, curves = _curves(column, x)
+        for lane, (across, values) in curves.items():
+            panel.plot(across, values, lw=1.2, label=lane)
+        if 1 < len(curves) <= 10:
             panel.legend(fontsize="small", ncols=2)
         panel.set_ylabel(column.name)
         panel.set_xlabel(label)
         panel.grid(alpha=0.3)
     return figure
+
+
+def _curves(column: _Column, x: str | None) -> tuple[str, dict[str, Any]]:
+    """The label of the x-axis, and x and y of each lane, by its name."""
+    label, steps, lines = _lines(column, x)
+    curves = {
+        f"lane {lane}": (steps[:, min(lane, steps.shape[1] - 1)], lines[:, lane])
+        for lane in range(lines.shape[1])
+    }
+    if LANE not in column.of.steps or len(curves) > 1 or x == LANE:
+        return label, curves
+    # rows that name their lane
+    ((across, values),) = curves.values()
+    lanes = np.asarray(column.of.steps[LANE]).reshape(-1)
+    of_lane = {number: lanes == number for number in lane_numbers({"": column.of})}
+    return label, {
+        "no lane" if number == NO_LANE else f"lane {number}": (
+            across[rows],
+            values[rows],
+        )
+        for number, rows in of_lane.items()
+    }
 
 
 def _lines(column: _Column, x: str | None) -> Any:
@@ -215,7 +241,9 @@ def _lines(column: _Column, x: str | None) -> Any:
     lines = time_first(array)
     if key.mask is not None:
         lines = np.where(time_first(key.mask), lines.astype(float), np.nan)
-    step = x if x is not None else next(iter(key.steps), None)
+    step = x
+    if step is None:
+        step = next((name for name in key.steps if name != LANE), None)
     if step is None:
         return "row", np.arange(len(lines))[:, None], lines
     if step not in key.steps:

@@ -118,9 +118,9 @@ class Key(NamedTuple):
     def length(self) -> int:
         if not self.info.stacked:
             return 1
-        return self._row_shape()[self.outer_lanes()]
+        return self.row_shape()[self.outer_lanes()]
 
-    def _row_shape(self) -> tuple[int, ...]:
+    def row_shape(self) -> tuple[int, ...]:
         """The shape of lanes and time."""
         leaf, own = leaves_of(self.value)[0], self.info.ndims[0]
         return np.shape(leaf)[: np.ndim(leaf) - own]
@@ -153,7 +153,7 @@ class Key(NamedTuple):
         if self.mask is not None:
             return self
         module = namespace(leaves_of(self.value)[0])
-        return self._replace(mask=module.ones(self._row_shape(), dtype=bool))
+        return self._replace(mask=module.ones(self.row_shape(), dtype=bool))
 
     def only_if(self, condition: Any) -> "Key":
         """The same rows, which happen only if a scalar is true."""
@@ -235,9 +235,13 @@ class Key(NamedTuple):
         (kept,) = np.nonzero(happened)
         new = self
         if len(kept) < len(happened):
-            new = self.arrays(lambda array, axis: _take(array, kept, axis))
+            new = self.taken(kept)
         in_all_lanes = mask.take(kept, axis=axis).all()
         return new._replace(mask=None) if in_all_lanes else new
+
+    def taken(self, rows: Any) -> "Key":
+        """The rows at these positions."""
+        return self.arrays(lambda array, axis: _take(array, rows, axis))
 
     def outer_lanes(self) -> int:
         """The number of lane axes added by a `vmap` around the transformation."""
@@ -249,7 +253,7 @@ class Key(NamedTuple):
         outer = self.outer_lanes()
         if not outer and not self.info.lanes:
             return None
-        return self._row_shape()[0 if outer else self.info.stacked]
+        return self.row_shape()[0 if outer else self.info.stacked]
 
     def lane(self, i: int) -> "Key":
         """One lane of the outermost lane axis."""

@@ -24,6 +24,7 @@ from . import exports
 from .formatting import format_value, mark_masked
 from .grouping import group_by_steps
 from .key import Key, KeyInfo, describe_axes
+from .lane_step import lane_numbers, rows_of_lane
 from .metadata import Metadata, MetadataDict
 from .slicing import Slicer
 from .sorting import sort_key
@@ -328,12 +329,16 @@ class logdict(MetadataDict):
             )
 
     def lanes(self) -> list["logdict"]:
-        """Splits the logs into one logdict per lane of the outermost `vmap`."""
+        """Splits the logs into one logdict per lane of the outermost `vmap`.
+
+        Rows that a callback or a logger received have no lane axis, but a step `lane`,
+        and are split by it.
+        """
         keys = self._keys()
         counts = {key.lane_count() for key in keys.values()}
         sizes = {count for count in counts if count is not None}
         if not sizes:
-            return [self]
+            return self._split_by_lane(keys)
         if len(sizes) > 1:
             raise LoxValueError(
                 f"`lanes` found lane axes of the lengths {sorted(sizes)}; select the "
@@ -342,6 +347,19 @@ class logdict(MetadataDict):
         return [
             self._with((name, key.lane(i)) for name, key in keys.items()).compact()
             for i in range(sizes.pop())
+        ]
+
+    def _split_by_lane(self, keys: dict[str, Key]) -> list["logdict"]:
+        numbers = lane_numbers(keys)
+        if not numbers:
+            return [self]
+        of_lane = [
+            {name: rows_of_lane(key, number) for name, key in keys.items()}
+            for number in numbers
+        ]
+        return [
+            self._with((name, key) for name, key in one.items() if key is not None)
+            for one in of_lane
         ]
 
     # --- exports ---------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 from lox._arrays import namespace
 from lox._errors import StoreError
 from lox._logs.key import Key, KeyInfo, all_tags, combine
+from lox._logs.lane_step import DTYPE, LANE, NO_LANE
 
 from .format import build_tree, leaf_order
 from .schema import Column
@@ -51,6 +52,9 @@ class KeyPart:
         position = self._first_step + len(schema.steps)
         return self._decode(schema.mask, position).astype(bool)
 
+    def has_step(self, name: str) -> bool:
+        return any(name == step for step, _ in self.segment.schema.steps)
+
     def numbers(self) -> Any:
         """The number of the event of each record, in the writer's order."""
         return self.writer.numbers[self.segment]
@@ -79,6 +83,7 @@ def join_parts(name: str, parts: list[KeyPart]) -> Key:
 
 def _join(name: str, parts: list[KeyPart]) -> Key:
     first = parts[0]
+    has_lanes = any(part.has_step(LANE) for part in parts)
     for other in parts[1:]:
         if _form(other) != _form(first):
             raise StoreError(
@@ -89,6 +94,8 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
             )
     masked = any(part.segment.schema.mask is not None for part in parts)
     rows = [part.rows(masked) for part in parts]
+    if has_lanes:
+        rows = [_with_lane(key) for key in rows]
     count = sum(part.segment.count for part in parts)
     key = rows[0] if len(parts) == 1 else _in_order(name, parts, rows)
     outer, lanes = first.key.outer, first.key.lanes
@@ -102,6 +109,14 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     if not info.stacked:
         key = key.arrays(lambda x, axis: namespace(x).squeeze(x, outer))
     return key._replace(info=info)
+
+
+def _with_lane(rows: Key) -> Key:
+    """Adds the step `lane` to rows that were logged outside of a `vmap`."""
+    if LANE in rows.steps:
+        return rows
+    lane = np.full(rows.row_shape(), NO_LANE, DTYPE)
+    return rows._replace(steps={**rows.steps, LANE: lane})
 
 
 def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
@@ -149,5 +164,7 @@ def _promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
 def _form(part: KeyPart) -> Any:
     """What all parts of a key must have in common."""
     columns = [(c.shape, c.impl) for c in part.key.columns]
-    steps = sorted((name, c.shape) for name, c in part.segment.schema.steps)
+    # rows inside and outside of a `vmap` are joined
+    columns_of_steps = part.segment.schema.steps
+    steps = sorted((name, c.shape) for name, c in columns_of_steps if name != LANE)
     return part.key.tree, columns, part.key.outer, part.key.lanes, steps

@@ -13,6 +13,7 @@ import numpy as np
 
 from lox._arrays import imported_jax, is_typed_key
 from lox._errors import StoreError
+from lox._logs.lane_step import LANE
 
 from .format import leaf_order
 
@@ -185,7 +186,9 @@ class Schema:
     def form(self, key: KeySchema) -> str:
         """Describes what all rows of a key must have in common, for messages."""
         shapes = ", ".join(str(column.shape) for column in key.columns)
-        steps = ", ".join(sorted(name for name, _ in self.steps)) or "none"
+        # rows inside and outside of a `vmap` may be mixed
+        names = sorted(name for name, _ in self.steps if name != LANE)
+        steps = ", ".join(names) or "none"
         lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
         return f"the shape {shapes} (structure {key.tree}{lanes}; steps: {steps})"
 

@@ -1,5 +1,6 @@
 """`lox.save`: saves logs to disk."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
-from lox._events.payload import PAYLOAD, send_payload
-from lox._host.callbacks import CallbackSink
+from lox._events.event import Event
+from lox._events.payload import send_payload
+from lox._host.callbacks import Consume, HostSink
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._store.keys import key_data, run_name
@@ -16,6 +18,7 @@ from lox._store.open_writers import open_writers
 from lox._store.runs import Path
 
 from .compiled import is_outermost
+from .run_lanes import logs_consumer
 
 _MODES = {
     "a": "append to an existing run",
@@ -59,19 +62,18 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         _save(pathlib.Path(path), mode, words, logs)
         return
     sink = _SaveSink(pathlib.Path(path), mode)
-    send_payload((with_key_data(logs), words), sink, "`lox.save`")
+    send_payload((words, with_key_data(logs)), sink, "`lox.save`")
 
 
-class _SaveSink(CallbackSink):
+class _SaveSink(HostSink):
     """Saves the logs that a program passes to `lox.save`, one lane at a time."""
 
     def __init__(self, path: pathlib.Path, mode: str) -> None:
-        super().__init__(self._write)
+        super().__init__()
         self._to = path, mode
 
-    def _write(self, payload: logdict) -> None:
-        logs, words = payload[PAYLOAD]
-        _save(*self._to, words, logs)
+    def consumer(self, event: Event) -> Consume:
+        return logs_consumer(event, functools.partial(_save, *self._to))
 
     # equal sinks, so that a program that is traced again is not compiled again
     def __eq__(self, other: object) -> bool:

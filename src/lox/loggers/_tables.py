@@ -13,6 +13,7 @@ import numpy as np
 from lox._logs.access import keys_of
 from lox._logs.grouping import group_by_steps
 from lox._logs.key import Key
+from lox._logs.lane_step import LANE, NO_LANE, inner_lane
 from lox._logs.logdict import logdict
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +32,7 @@ class Table:
         histograms: those that a tracker shows as histograms of their values.
         binned: those that are histograms already: their counts and their bin edges.
         images: those that a tracker shows as images.
+        lane: the lane of all rows, if they were split by it.
     """
 
     length: int
@@ -40,15 +42,36 @@ class Table:
     histograms: dict[str, Array] = dataclasses.field(default_factory=dict)
     binned: dict[str, tuple[Array, Array]] = dataclasses.field(default_factory=dict)
     images: dict[str, Array] = dataclasses.field(default_factory=dict)
+    lane: int | None = None
 
     @property
     def shown(self) -> list[str]:
         """The names of everything that a tracker shows."""
         return [*self.scalars, *self.histograms, *self.binned, *self.images]
 
+    def with_lane_names(self) -> "Table":
+        """The table with its lane in all names, so that each lane is a curve."""
+        if self.lane is None:
+            return self
+
+        def named(columns: dict[str, Any]) -> dict[str, Any]:
+            return {f"{name}/lane_{self.lane}": x for name, x in columns.items()}
+
+        return dataclasses.replace(
+            self,
+            values=named(self.values),
+            scalars=named(self.scalars),
+            histograms=named(self.histograms),
+            binned=named(self.binned),
+            images=named(self.images),
+        )
+
 
 def tables(logs: logdict) -> Iterator[Table]:
-    """Splits the logs of a run, which may have lanes, by what was logged together."""
+    """Splits the logs of a run, which may have lanes, by what was logged together.
+
+    Rows of lanes have the step `lane`.
+    """
     for keys in _lanes(keys_of(logs)):
         for names, length in group_by_steps(keys):
             steps = {
@@ -66,6 +89,22 @@ def tables(logs: logdict) -> Iterator[Table]:
             yield Table(length, steps, values)
 
 
+def split_by_lane(table: Table) -> list[Table]:
+    """Splits a table whose rows name their lane, for trackers that plot curves."""
+    if LANE not in table.steps:
+        return [table]
+    lanes = table.steps[LANE]
+
+    def rows_of(number: int) -> Table:
+        rows = lanes == number
+        steps = {name: x[rows] for name, x in table.steps.items() if name != LANE}
+        values = {name: column[rows] for name, column in table.values.items()}
+        lane = None if number == NO_LANE else number
+        return Table(int(rows.sum()), steps, values, lane=lane)
+
+    return [rows_of(number) for number in np.unique(lanes).tolist()]
+
+
 def _lanes(keys: dict[str, Key]) -> Iterator[dict[str, Key]]:
     """The keys of each lane, and those without lanes."""
     counts = {name: key.lane_count() for name, key in keys.items()}
@@ -75,7 +114,10 @@ def _lanes(keys: dict[str, Key]) -> Iterator[dict[str, Key]]:
             yield same
             continue
         for i in range(count):
-            lane = {name: key.lane(i).compacted() for name, key in same.items()}
+            lane = {
+                name: inner_lane(key.lane(i), count, i).compacted()
+                for name, key in same.items()
+            }
             yield from _lanes({name: key for name, key in lane.items() if key})
 
 

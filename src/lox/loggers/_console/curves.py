@@ -9,6 +9,7 @@ import numpy as np
 
 from lox._logs.access import key_of, metadata_of
 from lox._logs.key import Key, KeyInfo
+from lox._logs.lane_step import LANE
 from lox._logs.logdict import logdict
 from lox.loggers._tables import Array, named_leaves
 
@@ -131,7 +132,7 @@ class Curves:
             else:
                 curves = self._add_rows(key, key_of(logs, key))
             for name, by_key in steps.items():
-                if key in by_key:
+                if key in by_key and name != LANE:
                     self._set_step(curves, name, by_key[key], masks.get(key))
 
     def _new_curve(self, name: str) -> Curve:

@@ -14,10 +14,17 @@ from lox._events.event import Event
 from lox._events.payload import PAYLOAD
 from lox._host.callbacks import CallbackSink, Consume, HostSink
 from lox._host.errors import callback_errors
-from lox._host.logdicts import each_lane, lane_converter, row_converter
-from lox._logs.logdict import logdict
+from lox._host.logdicts import (
+    each_lane,
+    lane_row_converter,
+    per_lane_converter,
+    row_converter,
+)
+from lox._logs.access import with_lane
+from lox._logs.logdict import RowToLogs, logdict
 from lox._source import user_line
 from lox._transforms.run_keys import split_run
+from lox._transforms.run_lanes import LanesInRuns, logs_consumer
 
 from .backend import Words
 from .config import fill_config
@@ -92,22 +99,24 @@ class TapSink(HostSink):
         runs.logger._devices |= self._devices
 
     def consumer(self, event: Event) -> Consume:
+        lanes_in_runs = LanesInRuns(event)
         if event.layout.masked or event.layout.buffered:
-            convert = lane_converter(event)
+            convert = per_lane_converter(event)
 
             def consume(operands: Sequence[Any]) -> None:
                 own, run = split_run(operands)
+                lanes = lanes_in_runs(run)
                 runs = run.reshape(-1, run.shape[-1]).tolist()
-                for words, logs in zip(runs, convert(own), strict=True):
+                for i, logs in enumerate(convert(own)):
                     if logs:
-                        self._write(words, logs)
+                        named = logs if lanes is None else with_lane(logs, lanes[i])
+                        self._write(runs[i], named)
 
             return consume
         to_logs = row_converter(event.with_layout(lanes=0))
-        lanes = event.layout.lanes
+        lane_to_logs = lane_row_converter(event)
 
-        def consume_row(operands: Sequence[Any]) -> None:
-            own, run = split_run(operands)
+        def write_row(to_logs: RowToLogs, own: Sequence[Any], run: Any) -> None:
             words = run.tolist()
             runs = self._runs_of(words)
             try:
@@ -116,11 +125,21 @@ class TapSink(HostSink):
             except (LoxError, LoxWarning) as error:
                 _keep_error(self, error)
 
-        def consume_lanes(operands: Sequence[Any]) -> None:
-            for row in each_lane(operands, lanes):
-                consume_row(row)
+        def consume_row(operands: Sequence[Any]) -> None:
+            write_row(to_logs, *split_run(operands))
 
-        return consume_lanes if lanes else consume_row
+        def consume_lanes(operands: Sequence[Any]) -> None:
+            rows = each_lane(operands, event.layout.lanes)
+            lanes = lanes_in_runs(operands[-1])
+            if lanes is None:
+                for row in rows:
+                    consume_row(row)
+                return
+            for row, number in zip(rows, lanes, strict=True):
+                own, run = split_run(row)
+                write_row(lane_to_logs, (*own, number), run)
+
+        return consume_lanes if event.layout.lanes else consume_row
 
     def _write(self, words: list[int], logs: logdict) -> None:
         runs = self._runs_of(words)
@@ -215,6 +234,12 @@ class CloseSink(RunSink):
 
 class WriteSink(RunSink):
     """Writes logs to runs."""
+
+    def consumer(self, event: Event) -> Consume:
+        def receive(words: Any, logs: logdict) -> None:
+            self.handle((words, logs), late=True)
+
+        return logs_consumer(event, receive)
 
     def handle(self, payload: Any, late: bool) -> None:
         words, logs = payload

@@ -11,11 +11,12 @@ import numpy as np
 
 from lox._errors import LoxTypeError, LoxWarning
 from lox._logs.access import metadata_of
+from lox._logs.lane_step import LANE
 from lox._logs.logdict import logdict
 from lox._patterns import matches
 from lox._source import user_line
 from lox.loggers._base import Logger
-from lox.loggers._tables import Array, Table, tables
+from lox.loggers._tables import Array, Table, split_by_lane, tables
 
 Names = str | Iterable[str]
 
@@ -61,7 +62,8 @@ class Tracker(Logger):
             scalars = _scalar_table(logs)
             if scalars is not None:
                 return [scalars]
-        found = [self._classified(table) for table in tables(logs)]
+        split = (part for table in tables(logs) for part in split_by_lane(table))
+        found = [self._classified(table).with_lane_names() for table in split]
         if len(found) == 1 and _is_scalar_table(logs, found[0]):
             if len(self._scalar_infos) > _MAX_SCALAR_INFOS:
                 self._scalar_infos.clear()
@@ -219,7 +221,9 @@ def _scalar_table(logs: logdict) -> Table | None:
         for name, by_key in metadata.steps.items()
     }
     lengths = {len(column) for column in (*scalars.values(), *steps.values())}
-    return None if len(lengths) > 1 else Table(lengths.pop(), steps, scalars, scalars)
+    if len(lengths) > 1 or LANE in steps:
+        return None
+    return Table(lengths.pop(), steps, scalars, scalars)
 
 
 class IntegerSteps:

@@ -1,0 +1,78 @@
+"""Lanes that share a run: their rows are told apart by the step `lane`."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lox._events.event import Event
+from lox._events.payload import PAYLOAD
+from lox._host.logdicts import lane_converter, names_lanes
+from lox._logs.access import with_lane
+from lox._logs.lane_step import DTYPE
+from lox._logs.logdict import logdict
+
+
+class LanesInRuns:
+    """The number of each lane of an event within its run.
+
+    Consecutive events usually have the same runs, so the last answer is remembered.
+    """
+
+    def __init__(self, event: Event) -> None:
+        self._named = names_lanes(event)
+        self._words = b""
+        self._lanes: Any = None
+
+    def __call__(self, words: Any) -> Any:
+        """The numbers as an array; None if no lanes share a run, or none are named.
+
+        Args:
+            words: the words of the run of each lane, of shape `(*lanes, words)`.
+        """
+        if not self._named:
+            return None
+        content = words.tobytes()
+        if content != self._words:
+            self._words, self._lanes = content, _lanes_of_runs(words)
+        return self._lanes
+
+
+def _lanes_of_runs(words: Any) -> Any:
+    runs = list(map(tuple, words.reshape(-1, words.shape[-1]).tolist()))
+    if len(set(runs)) == len(runs):
+        return None
+    counts: Counter[tuple[int, ...]] = Counter()
+    numbers = np.empty(len(runs), DTYPE)
+    for i, run in enumerate(runs):
+        numbers[i] = counts[run]
+        counts[run] += 1
+    return numbers
+
+
+def logs_consumer(
+    event: Event, receive: Callable[[Any, logdict], None]
+) -> Callable[[Sequence[Any]], None]:
+    """Returns a function that consumes a payload, which is the words of runs and logs.
+
+    Args:
+        event: the event of the payload.
+        receive: receives the words, or None if there are none, and the logs; once per
+            lane.
+    """
+    convert = lane_converter(event)
+    lanes_in_runs = LanesInRuns(event)
+
+    def consume(operands: Sequence[Any]) -> None:
+        # the words come first; without them, all logs are of one run
+        has_words = event.call.trees[0].children()[0].num_leaves > 0
+        shape = operands[0].shape[: event.layout.lanes]
+        words = operands[0].reshape(*shape, -1) if has_words else np.zeros((*shape, 1))
+        lanes = lanes_in_runs(words)
+        for i, payload in enumerate(convert(operands)):
+            if payload:
+                run, logs = payload[PAYLOAD]
+                receive(run, logs if lanes is None else with_lane(logs, lanes[i]))
+
+    return consume
