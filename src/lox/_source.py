@@ -36,7 +36,8 @@ def user_source(skip: Iterable[str] = _OWN_PACKAGES) -> Source:
     return _fallback_source()
 
 
-# `source`: the line of the last event that this thread has delivered
+# `source`: the line of the last event that this thread has delivered; `per_device`:
+# whether each device delivers it
 delivery = threading.local()
 
 

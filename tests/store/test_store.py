@@ -89,7 +89,8 @@ def test_rows_of_program_are_stored_like_rows_saved_by_hand(tmp_path, lanes):
         state = by_hand.init(int(key))
         # the lanes of each event follow each other
         for i in range(5 * 2 * len(DTYPES)):
-            by_hand.log(state, rows[i * len(keys) + int(key)])
+            (row,) = rows[i * len(keys) + int(key)].lanes()  # without the step `lane`
+            by_hand.log(state, row)
         by_hand.finish(state)
     for logger in (tapped, by_hand):
         logger._runs.close_all()

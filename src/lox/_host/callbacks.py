@@ -92,6 +92,7 @@ class HostSink:
         It stores exceptions for later, and returns interrupts (`KeyboardInterrupt`).
         """
         lock, consume, source = self._lock, self.consumer(event), event.call.source
+        per_device = event.route.per_device
 
         def deliver(operands: Sequence[Any]) -> BaseException | None:
             try:
@@ -99,6 +100,7 @@ class HostSink:
                 with lock:
                     if not self.failed:
                         delivery.source = source  # named by warnings
+                        delivery.per_device = per_device
                         consume(operands)
             except Exception as error:
                 callback_errors.keep(self, error)

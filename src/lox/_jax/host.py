@@ -186,6 +186,18 @@ def called_by_xla_thread() -> bool:
     return frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE
 
 
+# --- processes ---------------------------------------------------------------
+
+
+def process_index() -> int:
+    """The index of this process in a job of several; starts JAX's backend."""
+    return jax.process_index()
+
+
+def process_count() -> int:
+    return jax.process_count()
+
+
 # --- transfers ---------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from .format import (
     display_path,
     write_json,
 )
+from .processes import PART, parts_of, run_of_part
 from .reader import Run
 from .writer import Writer
 
@@ -150,7 +151,7 @@ def _names_in(path: pathlib.Path) -> list[str]:
 
 def _is_run_file(name: str) -> bool:
     temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
-    return temporary or any(kind.fullmatch(name) for kind in (WRITER, FINISHED))
+    return temporary or any(kind.fullmatch(name) for kind in (WRITER, FINISHED, PART))
 
 
 def _remove_rows(path: pathlib.Path, before: int) -> None:
@@ -175,6 +176,16 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
             found.rmdir()
 
 
+def remove_parts(path: pathlib.Path, first: int) -> None:
+    """Removes the parts of the process `first` and later ones, of a replaced run."""
+    for process, part in parts_of(path).items():
+        if process >= first:
+            _remove_rows(part, before=2**63)
+            with contextlib.suppress(OSError):
+                (part / RUN_FILE).unlink(missing_ok=True)
+                part.rmdir()
+
+
 _SEGMENT_FILE = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
 
 
@@ -183,7 +194,7 @@ def _description(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None)
     jax = imported_jax()
     return {
         "version": VERSION,
-        "name": path.name,
+        "name": run_of_part(path).name,
         "key": None if key is None else np.asarray(key).tolist(),
         "config": dict(config or {}),
         "started": time.time(),

@@ -8,11 +8,14 @@ import numpy as np
 from lox._arrays import namespace
 from lox._errors import StoreError
 from lox._logs.key import Key, KeyInfo, all_tags, combine
-from lox._logs.lane_step import DTYPE, LANE, NO_LANE
+from lox._logs.lane_step import LANE, NO_LANE
 
 from .format import build_tree, leaf_order
 from .schema import Column
 from .segments import Segment, WrittenSegments
+
+# the step that says which process has logged a row, if there are several
+PROCESS = "process"
 
 
 class KeyPart:
@@ -95,7 +98,12 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     masked = any(part.segment.schema.mask is not None for part in parts)
     rows = [part.rows(masked) for part in parts]
     if has_lanes:
-        rows = [_with_lane(key) for key in rows]
+        rows = [_with_step(key, LANE, NO_LANE) for key in rows]
+    if any(part.writer.process for part in parts):
+        rows = [
+            _with_step(key, PROCESS, part.writer.process)
+            for key, part in zip(rows, parts, strict=True)
+        ]
     count = sum(part.segment.count for part in parts)
     key = rows[0] if len(parts) == 1 else _in_order(name, parts, rows)
     outer, lanes = first.key.outer, first.key.lanes
@@ -111,12 +119,12 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     return key._replace(info=info)
 
 
-def _with_lane(rows: Key) -> Key:
-    """Adds the step `lane` to rows that were logged outside of a `vmap`."""
-    if LANE in rows.steps:
+def _with_step(rows: Key, name: str, number: int) -> Key:
+    """Adds a step with the same number to all rows that do not have it."""
+    if name in rows.steps:
         return rows
-    lane = np.full(rows.row_shape(), NO_LANE, DTYPE)
-    return rows._replace(steps={**rows.steps, LANE: lane})
+    step = np.full(rows.row_shape(), number, np.int32)
+    return rows._replace(steps={**rows.steps, name: step})
 
 
 def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
@@ -124,7 +132,8 @@ def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
     numbers = np.concatenate([part.numbers() for part in parts])
     counts = [part.segment.count for part in parts]
     writers = np.repeat([part.writer.number for part in parts], counts)
-    order = np.lexsort([numbers, writers])
+    processes = np.repeat([part.writer.process for part in parts], counts)
+    order = np.lexsort([numbers, writers, processes])
 
     def join(arrays: list[Any], axis: int) -> Any:
         return namespace(arrays[0]).concatenate(_promote(name, arrays))[order]

@@ -16,11 +16,14 @@ from lox._source import user_line
 from .format import FINISHED, RUN_FILE, WRITER, read_json
 from .joining import KeyPart, join_parts
 from .losses import Finished, warn_of_loss
+from .processes import parts_of
 from .segments import WrittenSegments, numbered_paths
 
 
 class Run:
     """A run in a store.
+
+    If several processes have written the run, they are read as one.
 
     Attributes:
         path: the directory of the run.
@@ -33,21 +36,13 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = pathlib.Path(path)
-        try:
-            description = read_json(self.path / RUN_FILE)
-        except FileNotFoundError:
-            raise StoreError(
-                f"{self.path} is not a run: it has no {RUN_FILE!r}."
-            ) from None
-        if not _describes_run(description):
-            raise StoreError(f"{self.path / RUN_FILE} does not describe a run.")
+        description = _describe(self.path)
         self.name: str = description["name"]
         key = description["key"]
         self.key = None if key is None else np.array(key, np.uint32)
         self.config: dict[str, Any] = description["config"]
         self.started: float = description["started"]
         self.versions: dict[str, str] = description["versions"]
-        self._first_writer: int = description.get("first_writer", 0)
 
     def __repr__(self) -> str:
         return f"<lox run {self.name!r} at {str(self.path)!r}>"
@@ -84,21 +79,62 @@ class Run:
         keys = ((name, join_parts(name, found)) for name, found in parts.items())
         return from_keys(keys)
 
+    @property
+    def unfinished_processes(self) -> list[int]:
+        """The processes that are still writing, or that were killed while they did.
+
+        A `SaveLogger` finishes its part of a run; `lox.save` does not.
+        """
+        return [
+            process
+            for process, directory in self._directories().items()
+            if len(numbered_paths(directory, WRITER))
+            > len(numbered_paths(directory, FINISHED))
+        ]
+
+    def _directories(self) -> dict[int, pathlib.Path]:
+        """The directories of the processes that have written the run."""
+        return {0: self.path, **parts_of(self.path)}
+
     def _writers(self) -> Iterator[WrittenSegments]:
-        """The writers that are part of the run; those before were replaced."""
-        finished = {
-            number: Finished.read(path)
-            for number, path in numbered_paths(self.path, FINISHED)
-            if number >= self._first_writer
-        }
-        for number, path in numbered_paths(self.path, WRITER):
-            if number >= self._first_writer:
-                written = finished.pop(number, Finished({}))
-                yield WrittenSegments(number, path, written)
-        for number, written in finished.items():
-            loss = written.lost_directory(self.path / f"writer-{number:04d}")
-            if loss:
-                warn_of_loss(loss)
+        for process, directory in self._directories().items():
+            yield from _writers_in(directory, process)
+
+
+def _writers_in(directory: pathlib.Path, process: int) -> Iterator[WrittenSegments]:
+    """The writers of one process that are part of the run."""
+    try:
+        description = read_json(directory / RUN_FILE)
+    except FileNotFoundError:  # a killed process may have left it without rows
+        description = {}
+    first = description.get("first_writer", 0)  # those before were replaced
+    finished = {
+        number: Finished.read(path)
+        for number, path in numbered_paths(directory, FINISHED)
+        if number >= first
+    }
+    for number, path in numbered_paths(directory, WRITER):
+        if number >= first:
+            written = finished.pop(number, Finished({}))
+            yield WrittenSegments(number, path, written, process)
+    for number, written in finished.items():
+        loss = written.lost_directory(directory / f"writer-{number:04d}")
+        if loss:
+            warn_of_loss(loss)
+
+
+def _describe(path: pathlib.Path) -> dict[str, Any]:
+    """The description of a run, by the first process that has written one."""
+    directories = [path, *(parts_of(path).values() if path.is_dir() else ())]
+    for directory in directories:
+        try:
+            description = read_json(directory / RUN_FILE)
+        except FileNotFoundError:
+            continue
+        if not _describes_run(description):
+            raise StoreError(f"{directory / RUN_FILE} does not describe a run.")
+        return description
+    raise StoreError(f"{path} is not a run: it has no {RUN_FILE!r}.")
 
 
 def _describes_run(description: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from lox._source import user_line
 
 from .format import RUN_FILE, WRITER
 from .keys import key_data, run_name
+from .processes import is_part
 from .reader import Run
 
 Path = str | os.PathLike[str]
@@ -50,7 +51,8 @@ def _is_run(path: pathlib.Path) -> bool:
     if os.path.lexists(path / RUN_FILE):
         return True
     try:
-        return any(WRITER.fullmatch(name) for name in os.listdir(path))
+        names = os.listdir(path)
+        return any(WRITER.fullmatch(name) or is_part(name) for name in names)
     except OSError:
         return False
 

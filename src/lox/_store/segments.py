@@ -177,10 +177,18 @@ def _length_in(header: bytes) -> int:
 
 
 class WrittenSegments:
-    """The segments that one writer has written so far."""
+    """The segments that one writer has written so far.
 
-    def __init__(self, number: int, path: pathlib.Path, finished: Finished) -> None:
+    Attributes:
+        number: the number of the writer.
+        process: the index of its process.
+    """
+
+    def __init__(
+        self, number: int, path: pathlib.Path, finished: Finished, process: int = 0
+    ) -> None:
         self.number = number
+        self.process = process
         found = numbered_paths(path, SEGMENT)
         for loss in lost_files(path, {n for n, _ in found}, finished):
             warn_of_loss(loss)

@@ -15,6 +15,7 @@ import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
 from lox._events.selection import Selection
+from lox._jax import host
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._store.keys import key_data, run_name
@@ -27,6 +28,7 @@ from lox._transforms.transformed import Transformed, check_callable
 from ._runs.backend import RowWriter, Words
 from ._runs.config import plain_config, split_config
 from ._runs.open_runs import OpenRuns
+from ._runs.processes import ALL, FIRST
 from ._runs.sending import check_logs, send
 from ._runs.sinks import CloseSink, OpenSink, WriteSink
 from ._runs.tapping import tap_to_runs
@@ -79,10 +81,15 @@ class Logger:
             waits; nothing is dropped.
         patience: the number of seconds that a background backend may take for a call,
             before it is considered failed.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
     """
 
     background = False
     patience = 120.0
+    processes = FIRST
+    # whether the rows of several processes can be kept in one run
+    _keeps_devices = False
     # whether events of a program may have no order, so that rows may arrive after
     # `finish` or before `init`; and whether that is because of several devices
     _unordered = False
@@ -303,7 +310,10 @@ class Logger:
         """The information about a run, given its own config."""
         # a subclass may not call `__init__`
         merged = {**getattr(self, "config", {}), **(config or {})}
-        return RunInfo(words, run_name(words), merged)
+        name = run_name(words)
+        if self.processes == ALL and not self._keeps_devices and host.process_index():
+            name += f"-process-{host.process_index()}"
+        return RunInfo(words, name, merged)
 
     def _open_run(self, words: Words, config: Mapping[str, Any], late: bool) -> Any:
         """Opens a run; the arguments are those of `OpenRuns.open`."""
@@ -317,6 +327,9 @@ class Logger:
     def _set_config(self, run: Any, info: RunInfo) -> bool:
         """Sets the config of an open run; returns False if that is not possible."""
         return False
+
+    def _skip(self, run: RunInfo) -> None:
+        """Called instead of `open` in a process that does not log to a run yet."""
 
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would raise, without changing anything."""

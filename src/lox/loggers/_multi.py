@@ -11,6 +11,7 @@ from lox._logs.logdict import RowToLogs, logdict
 from ._base import Logger, RunInfo
 from ._runs.backend import RowWriter, Words
 from ._runs.exit import call_all
+from ._runs.processes import ALL
 
 
 class MultiLogger(Logger):
@@ -24,6 +25,7 @@ class MultiLogger(Logger):
     """
 
     _accepts_typed_keys = True
+    processes = ALL  # each of the loggers decides
 
     def __init__(self, *loggers: Logger) -> None:
         super().__init__()

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lox._errors import LoxValueError
+from lox._jax import host
 from lox._logs.logdict import logdict
-from lox._store.creating import check_run, open_run
+from lox._store.creating import check_run, create_run, open_run, remove_parts
 from lox._store.format import RUN_FILE, read_json, write_json
+from lox._store.processes import part_path
 from lox._store.writer import Writer
 
 from ._base import Logger, RunInfo
@@ -61,6 +63,7 @@ class SaveLogger(Logger):
     """
 
     _accepts_typed_keys = True
+    _keeps_devices = True
 
     def __init__(
         self,
@@ -74,14 +77,26 @@ class SaveLogger(Logger):
         self._mode = mode_of(exists, "SaveLogger")
 
     def _check(self, run: RunInfo) -> None:
-        check_run(self._path / run.name, self._mode, REMEDY)
+        check_run(self._directory(run), self._mode, REMEDY)
+
+    def _directory(self, run: RunInfo) -> pathlib.Path:
+        return part_path(self._path / run.name, host.process_index())
 
     def open(self, run: RunInfo) -> Writer:
-        path = self._path / run.name
-        return open_run(path, self._mode, run.key, run.config, REMEDY)
+        path = self._directory(run)
+        writer = open_run(path, self._mode, run.key, run.config, REMEDY)
+        if self._mode == "w" and not host.process_index():
+            remove_parts(path, host.process_count())
+        return writer
+
+    def _skip(self, run: RunInfo) -> None:
+        self._check(run)
+        path = self._directory(run)
+        if self._mode == "w" and path.exists():
+            create_run(path, "w", run.key, run.config)
 
     def _set_config(self, run: Writer, info: RunInfo) -> bool:
-        path = self._path / info.name / RUN_FILE
+        path = self._directory(info) / RUN_FILE
         description = read_json(path)
         if description["config"] == self.config:  # a resumed run keeps its own config
             write_json(path, {**description, "config": dict(info.config)})

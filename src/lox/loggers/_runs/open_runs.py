@@ -13,6 +13,7 @@ from lox._store.keys import run_name
 
 from .backend import Backend, OpenRun, Words, size_of
 from .exit import call_all, forget_after_fork, register_open, unregister_open
+from .processes import ProcessFilter
 from .queue import JobQueue
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class OpenRuns:
         self.logger = logger
         self.backend = Backend(logger)
         self.raise_later = self.backend.raise_later
+        self._process = ProcessFilter(logger)
         self._open: dict[Words, OpenRun] = {}
         # the runs of the parent of a forked process, which the child must not close
         self._inherited: list[Any] = []
@@ -87,6 +89,9 @@ class OpenRuns:
                 raised later.
             config: the config of the run.
         """
+        if not self._process.logs():
+            self.logger._skip(self.logger._run_info(words, config))
+            return
         with self._lock:
             run = self._open.get(words)
             if late and run is not None and run.opened_by_logs:
@@ -206,6 +211,8 @@ class OpenRuns:
 
     def write(self, words: Words, logs: logdict, late: bool = True) -> None:
         """Writes logs to a run; `late` as in `open`."""
+        if not self._process.logs():
+            return
         error: LoxError | None = None
         with self._lock:
             run = self._open.get(words)
@@ -238,7 +245,7 @@ class OpenRuns:
             to_logs: converts the row to logs.
             arrays: the values of the row, and then its steps.
         """
-        if self.backend.write_row is not None:
+        if self.backend.write_row is not None and self._process.logs():
             with self._lock:
                 run = self._open.get(words)
                 if run is not None and self.backend.try_write_row(run, to_logs, arrays):
@@ -250,6 +257,8 @@ class OpenRuns:
     def _is_early(self, words: Words) -> bool:
         """Whether logs that have no order may have arrived before their `init`."""
         logger = self.logger
+        if not self._process.is_first:  # only its rows open a run
+            return False
         # if no program calls `init`, as after a restart, the first logs open the run
         if not logger._unordered or not logger._opens_inside:
             return False

@@ -14,7 +14,7 @@ from lox._host import signals
 from lox._jax import array_types, host
 from lox._logs.access import keys_of, metadata_of
 from lox._logs.logdict import from_keys, logdict
-from lox._source import user_source
+from lox._source import delivery, user_source
 from lox._transforms.compiled import is_outermost
 
 from .open_runs import OpenRuns
@@ -42,6 +42,7 @@ def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
     payload = jax.tree.map(_to_host, payload)
     in_callback = host.in_callback()
     if not in_callback:
+        delivery.per_device = False
         # programs that are still running may have logged before
         host.wait_for_callbacks()
         runs.close_ending()

@@ -1,0 +1,40 @@
+"""Runs of several processes: each process but the first writes a part of its own.
+
+A part is a directory inside the run, with the files of a run. No process ever writes to
+the directory of another, so that they need not agree on anything.
+"""
+
+import os
+import pathlib
+import re
+
+from lox._errors import StoreError
+
+PART = re.compile(r"process-([1-9]\d{0,8})")
+
+
+def part_path(run: pathlib.Path, process: int) -> pathlib.Path:
+    """The directory that a process writes to: the first one, to the run itself."""
+    return run / f"process-{process}" if process else run
+
+
+def parts_of(run: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The parts of other processes than the first, by the index of the process."""
+    try:
+        names = os.listdir(run)
+    except OSError as error:
+        raise StoreError(f"{run} cannot be read: {error}.") from error
+    found = {int(match[1]): run / name for name in names if (match := is_part(name))}
+    for path in found.values():
+        if path.is_symlink():  # a link could lead anywhere
+            raise StoreError(f"{path} is a symbolic link, and is not read.")
+    return dict(sorted(found.items()))
+
+
+def is_part(name: str) -> re.Match[str] | None:
+    return PART.fullmatch(name)
+
+
+def run_of_part(path: pathlib.Path) -> pathlib.Path:
+    """The directory of the run that a part, or the run itself, belongs to."""
+    return path.parent if is_part(path.name) else path
