@@ -68,7 +68,8 @@ def _format_array(array: Any, mask: Any = None) -> str:
         if is_typed_key(array):
             data = to_numpy(imported_jax().random.key_data(array))
             return f"{array.dtype}({_format_array(data, mask)})"
-        if not array.is_fully_addressable:
+        # a replicated array is complete in every process
+        if not array.is_fully_addressable and not array.is_fully_replicated:
             return imported_jax().typeof(array).str_short()
         array = to_numpy(array)
     return _format_rows(array, _EDGE if array.size > _MAX_SIZE else None, mask)

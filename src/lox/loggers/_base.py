@@ -28,7 +28,7 @@ from lox._transforms.transformed import Transformed, check_callable
 from ._runs.backend import RowWriter, Words
 from ._runs.config import plain_config, split_config
 from ._runs.open_runs import OpenRuns
-from ._runs.processes import ALL, FIRST
+from ._runs.processes import ALL, FIRST, check_processes
 from ._runs.sending import check_logs, send
 from ._runs.sinks import CloseSink, OpenSink, WriteSink
 from ._runs.tapping import tap_to_runs
@@ -74,6 +74,8 @@ class Logger:
 
     Args:
         config: the config of the runs, such as hyperparameters; JSON values.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
 
     Attributes:
         background: whether the backend is slow. It is then called by a background
@@ -81,13 +83,12 @@ class Logger:
             waits; nothing is dropped.
         patience: the number of seconds that a background backend may take for a call,
             before it is considered failed.
-        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
-            its own.
+        processes: as passed.
     """
 
     background = False
     patience = 120.0
-    processes = FIRST
+    processes = FIRST  # for a subclass that does not call `__init__`
     # whether the rows of several processes can be kept in one run
     _keeps_devices = False
     # whether events of a program may have no order, so that rows may arrive after
@@ -99,8 +100,11 @@ class Logger:
     # whether `write` accepts typed PRNG keys; otherwise it gets their data
     _accepts_typed_keys = False
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, processes: str = FIRST
+    ) -> None:
         self.config = plain_config(config or {})
+        self.processes = check_processes(processes, type(self).__name__)
 
     # --- for backends ----------------------------------------------------------------
 

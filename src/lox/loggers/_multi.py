@@ -25,10 +25,9 @@ class MultiLogger(Logger):
     """
 
     _accepts_typed_keys = True
-    processes = ALL  # each of the loggers decides
 
     def __init__(self, *loggers: Logger) -> None:
-        super().__init__()
+        super().__init__(processes=ALL)  # each of the loggers decides
         for logger in loggers:
             if not isinstance(logger, Logger):
                 raise LoxTypeError(

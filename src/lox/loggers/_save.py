@@ -41,6 +41,9 @@ class SaveLogger(Logger):
         config: the config of the runs, saved as JSON.
         exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
+        processes: in a job of several processes, `"first"` saves rows of the whole
+            program once, and rows of the devices of all processes. `"all"` saves all
+            rows of all processes.
 
     Example:
         >>> import tempfile
@@ -70,8 +73,9 @@ class SaveLogger(Logger):
         path: str | os.PathLike[str],
         config: Mapping[str, Any] | None = None,
         exists: str = "new",
+        processes: str = "first",
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, processes)
         # absolute, since the process may change its working directory
         self._path = pathlib.Path(path).absolute()
         self._mode = mode_of(exists, "SaveLogger")

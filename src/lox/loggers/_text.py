@@ -32,8 +32,9 @@ class TextLogger(Logger):
         path: str | os.PathLike[str],
         config: Mapping[str, Any] | None = None,
         exists: str = "new",
+        processes: str = "first",
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, processes)
         self._given_path = pathlib.Path(path)
         # absolute, since the process may change its working directory
         self._path = self._given_path.absolute()
@@ -103,6 +104,8 @@ class JSONLinesLogger(TextLogger):
         config: the config of the runs, saved as `path/<run>.config.json`.
         exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
+        processes: which processes of a job write: `"first"`, or `"all"`, each to a file
+            of its own.
 
     Example:
         >>> import pathlib, tempfile
@@ -145,6 +148,8 @@ class CSVLogger(TextLogger):
         config: the config of the runs, saved as `path/<run>.config.json`.
         exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
+        processes: which processes of a job write: `"first"`, or `"all"`, each to a file
+            of its own.
 
     Example:
         >>> import pathlib, tempfile

@@ -40,6 +40,7 @@ class ConsoleLogger(Logger):
         every: seconds between two updates; by default 0.25 for the table and 1 for
             lines.
         file: where to write; `sys.stdout` by default.
+        processes: which processes of a job write: `"first"` or `"all"`.
 
     Example:
         >>> import lox.loggers
@@ -67,8 +68,9 @@ class ConsoleLogger(Logger):
         runs: str = "together",
         every: float | None = None,
         file: TextIO | None = None,
+        processes: str = "first",
     ) -> None:
-        super().__init__()
+        super().__init__(processes=processes)
         if runs not in _RUNS:
             choices = " or ".join(map(repr, _RUNS))
             raise LoxValueError(

@@ -140,7 +140,8 @@ class OpenRuns:
     def check(self, words: Words) -> None:
         """Raises if a run cannot be opened; called first for each of several runs."""
         self._check_new(words)
-        self.logger._check(self.logger._run_info(words))
+        if self._process.logs() or self.logger._keeps_devices:
+            self.logger._check(self.logger._run_info(words))
 
     def _check_new(self, words: Words) -> None:
         name = self.backend.name
