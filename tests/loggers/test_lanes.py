@@ -87,6 +87,58 @@ def test_step_called_lane_is_left_to_the_user():
     assert [int(c.lane["x"]) for c in calls] == [10, 20, 30]
 
 
+def on_devices(x):
+    """Logs on two devices, with two lanes on each."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def each(x):
+        def body(c, i):
+            lox.log({"x": x + i}, step=i)
+            return c, None
+
+        lax.scan(body, 0, jnp.arange(3))
+        return x
+
+    spec = jax.sharding.PartitionSpec("d")
+    return jax.shard_map(jax.vmap(each), mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+DEVICE_XS = jnp.array([[0.0, 10.0, 20.0, 30.0], [40.0, 50.0, 60.0, 70.0]])
+
+
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}, {"reduce": "max"}], ids=str)
+@pytest.mark.parametrize("vmapped", [False, True])
+def test_devices_of_shard_map_are_lanes(options, vmapped):
+    calls = []
+    fun = lox.tap(on_devices, calls.append, **options)
+    if vmapped:
+        jax.vmap(fun)(DEVICE_XS)
+    else:
+        fun(DEVICE_XS[0])
+    jax.effects_barrier()
+    rows = [row for call in calls for row in call.rows()]
+    found = sorted((float(r["x"]), int(r.lane["x"]), int(r.step["x"])) for r in rows)
+    steps = [2] if "reduce" in options else range(3)
+    lanes = range(8 if vmapped else 4)
+    assert found == [(10.0 * lane + i, lane, i) for lane in lanes for i in steps]
+
+
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}], ids=str)
+def test_store_keeps_lanes_of_devices(tmp_path, options):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 2))
+    jax.vmap(lambda state, x: logger.tap(on_devices, state, **options)(x))(
+        states, DEVICE_XS
+    )
+    jax.effects_barrier()
+    logger.finish(states)
+    for run, offset in zip(lox.runs(tmp_path), (0, 40), strict=True):
+        lanes = [lane.sort("step") for lane in run.load().lanes()]
+        assert [lane["x"].tolist() for lane in lanes] == [
+            [offset + 10.0 * i + step for step in range(3)] for i in range(4)
+        ]
+
+
 @pytest.mark.parametrize("options", [{}, {"buffer": 2}], ids=str)
 def test_store_restores_lanes_of_one_run(tmp_path, options):
     logger = lox.loggers.SaveLogger(tmp_path)

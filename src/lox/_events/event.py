@@ -110,6 +110,9 @@ class Layout:
         once: set inside `jacfwd`, whose `vmap` over tangents must not add a lane (see
             `recomputation`): "value" if the values do not depend on tangents, "rule" if
             they may.
+        device_lanes: for an event in a `shard_map` whose step `lane` numbers the
+            devices and the lanes of `vmap`s: how many devices there are, and how many
+            lane axes it numbers. A `vmap` that comes later adds axes in front of these.
     """
 
     lanes: int = 0
@@ -119,6 +122,7 @@ class Layout:
     anchors: int = 0
     site: int = 0
     once: str = ""
+    device_lanes: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,12 @@ from lox._source import delivery
 
 from . import interrupts, signals
 from .errors import callback_errors
-from .logdicts import batch_converter, lane_converter, row_converter
+from .logdicts import (
+    batch_converter,
+    lane_converter,
+    row_converter,
+    with_outer_lanes,
+)
 
 Callback = Callable[[logdict], Any]
 Consume = Callable[[Sequence[Any]], None]
@@ -132,7 +137,7 @@ class CallbackSink(HostSink):
         each = event.layout.elements and not self.batched
 
         def consume(operands: Sequence[Any]) -> None:
-            for logs in convert(operands):
+            for logs in convert(with_outer_lanes(event, operands)):
                 for one in logs.rows() if each else (logs,):
                     if one:
                         self.callback(one)

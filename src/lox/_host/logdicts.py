@@ -57,6 +57,33 @@ def names_lanes(event: Event) -> bool:
     return event.layout.lanes > 0 and LANE not in event.call.steps
 
 
+def with_outer_lanes(
+    event: Event, operands: Sequence[Any], numbers: Any = None
+) -> Sequence[Any]:
+    """Numbers the lanes of a `vmap` around an event whose devices are numbered.
+
+    Args:
+        event: the event.
+        operands: its operands; there may be more of them.
+        numbers: the numbers of the outer lanes; by default their positions.
+    """
+    if event.layout.device_lanes is None:
+        return operands
+    devices, inner = event.layout.device_lanes
+    outer = event.layout.lanes - inner
+    if not outer:
+        return operands
+    lanes = operands[0].shape[: event.layout.lanes]
+    if numbers is None:
+        numbers = np.arange(math.prod(lanes[:outer]), dtype=LANE_DTYPE)
+    count = devices * math.prod(lanes[outer:])
+    at = sum(tree.num_leaves for tree in event.call.trees)
+    at += event.call.steps.index(LANE)
+    lane = operands[at]
+    before = numbers.reshape(*lanes[:outer], *[1] * (lane.ndim - outer)) * count
+    return (*operands[:at], lane + before, *operands[at + 1 :])
+
+
 def per_lane_converter(event: Event) -> EventToLogs:
     """As `lane_converter`, for a buffered or masked event, without the step `lane`."""
     if event.layout.buffered:

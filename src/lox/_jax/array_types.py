@@ -1,5 +1,6 @@
 """Array types (avals): shardings, mesh axes and lanes; zeros of a type."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,19 @@ def shard_map_devices() -> int:
     """The number of devices of the mesh of the enclosing `shard_map`; 0 if none."""
     mesh = jax.sharding.get_abstract_mesh()
     return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
+
+
+def device_in_shard_map() -> tuple[Any, int] | None:
+    """The number of this device in the enclosing `shard_map`, and how many there are.
+
+    Devices along axes that are not manual log as one. None outside of `shard_map`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = getattr(mesh, "manual_axes", ())
+    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    if not axes:
+        return None
+    return lax.axis_index(axes), math.prod(mesh.shape[axis] for axis in axes)
 
 
 def anchor_aval(x: Any) -> Any:

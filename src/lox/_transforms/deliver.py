@@ -1,10 +1,12 @@
 """Delivers the events of a program to the host: shared by `lox.tap` and loggers."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Call, Event, Layout, Operands
@@ -25,6 +27,7 @@ from lox._interpreter.selecting_collector import SelectingCollector
 from lox._interpreter.walk import Walk
 from lox._jax import array_types, host
 from lox._logs.key import all_tags
+from lox._logs.lane_step import DTYPE, LANE
 from lox._reduce.protocol import AnyReduction
 from lox._reduce.reductions import Checked
 from lox._source import Source
@@ -261,6 +264,7 @@ class _Tapper(SelectingCollector):
                 decide per key.
         """
         keys = event.call.keys
+        event, operands = _with_device(event, operands)
         if run is not None:
             operands = with_run(event, operands, run)
         if self._prefix:
@@ -276,6 +280,28 @@ class _Tapper(SelectingCollector):
             ),
         )
         log_p.bind(*operands, event=event)
+
+
+def _with_device(event: Event, operands: Sequence[Any]) -> tuple[Event, Sequence[Any]]:
+    """Adds the step `lane` to an event in a `shard_map`, which each device delivers.
+
+    Devices are the outermost lanes, as in the logs that `lox.spool` returns.
+    """
+    device = array_types.device_in_shard_map()
+    if device is None or LANE in event.call.steps:
+        return event, operands
+    index, count = device
+    layout, shape = event.layout, jnp.shape(operands[0])
+    lanes = shape[: layout.lanes]
+    inner = np.arange(math.prod(lanes), dtype=DTYPE).reshape(lanes)
+    number = index * inner.size + inner
+    rows = shape[layout.lanes : layout.lanes + (layout.elements or layout.buffered)]
+    number = jnp.broadcast_to(number.reshape(*lanes, *[1] * len(rows)), lanes + rows)
+    parts = event.split(operands)
+    parts.steps.append(number)
+    event = event.with_call(steps=(*event.call.steps, LANE))
+    event = event.with_layout(device_lanes=(count, layout.lanes))
+    return event, parts.flat()
 
 
 def _streams(types: Record, closed: Any, options: Options) -> Streams:

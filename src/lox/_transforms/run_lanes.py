@@ -8,7 +8,7 @@ import numpy as np
 
 from lox._events.event import Event
 from lox._events.payload import PAYLOAD
-from lox._host.logdicts import lane_converter, names_lanes
+from lox._host.logdicts import lane_converter, names_lanes, with_outer_lanes
 from lox._logs.access import with_lane
 from lox._logs.lane_step import DTYPE
 from lox._logs.logdict import logdict
@@ -37,6 +37,24 @@ class LanesInRuns:
         if content != self._words:
             self._words, self._lanes = content, _lanes_of_runs(words)
         return self._lanes
+
+
+def with_lanes_of_runs(event: Event, operands: Sequence[Any]) -> Sequence[Any]:
+    """Numbers the lanes around an event whose devices are numbered, in each run.
+
+    Args:
+        event: the event.
+        operands: its operands, and then the words of its runs.
+    """
+    if event.layout.device_lanes is None:
+        return operands
+    words, (_, inner) = operands[-1], event.layout.device_lanes
+    outer = event.layout.lanes - inner
+    words = words[(slice(None),) * outer + (0,) * inner]
+    numbers = _lanes_of_runs(words)
+    if numbers is None:  # each of these lanes is a separate run
+        numbers = np.zeros(words.shape[:-1], DTYPE)
+    return with_outer_lanes(event, operands, numbers)
 
 
 def _lanes_of_runs(words: Any) -> Any:

@@ -24,7 +24,11 @@ from lox._logs.access import with_lane
 from lox._logs.logdict import RowToLogs, logdict
 from lox._source import user_line
 from lox._transforms.run_keys import split_run
-from lox._transforms.run_lanes import LanesInRuns, logs_consumer
+from lox._transforms.run_lanes import (
+    LanesInRuns,
+    logs_consumer,
+    with_lanes_of_runs,
+)
 
 from .backend import Words
 from .config import fill_config
@@ -104,7 +108,7 @@ class TapSink(HostSink):
             convert = per_lane_converter(event)
 
             def consume(operands: Sequence[Any]) -> None:
-                own, run = split_run(operands)
+                own, run = split_run(with_lanes_of_runs(event, operands))
                 lanes = lanes_in_runs(run)
                 runs = run.reshape(-1, run.shape[-1]).tolist()
                 for i, logs in enumerate(convert(own)):
@@ -129,6 +133,7 @@ class TapSink(HostSink):
             write_row(to_logs, *split_run(operands))
 
         def consume_lanes(operands: Sequence[Any]) -> None:
+            operands = with_lanes_of_runs(event, operands)
             rows = each_lane(operands, event.layout.lanes)
             lanes = lanes_in_runs(operands[-1])
             if lanes is None:
