@@ -1,10 +1,35 @@
-"""The examples of the first drafts of the documentation, with typos corrected."""
+"""Excerpts of `examples/` in its pages, and examples of early documentation."""
+
+import pathlib
+import re
+import textwrap
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import lox
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROGRAMS = sorted(path.stem for path in ROOT.glob("examples/*.py"))
+PAGES = sorted(path.stem for path in ROOT.glob("docs/examples/*.md"))
+
+
+def test_every_example_has_a_page_that_is_listed():
+    assert [name for name in PROGRAMS if name != "spirals"] == PAGES
+    index = (ROOT / "docs" / "examples.md").read_text()
+    assert all(f"(examples/{name}.md)" in index for name in PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_of_example_shows_its_lines(name):
+    page = (ROOT / "docs" / "examples" / f"{name}.md").read_text()
+    program = (ROOT / "examples" / f"{name}.py").read_text()
+    excerpts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert excerpts and f"(../../examples/{name}.py)" in page
+    for excerpt in excerpts:
+        indented = [textwrap.indent(excerpt, " " * n) for n in range(0, 20, 4)]
+        assert any(f"\n{lines}" in program for lines in indented), excerpt
 
 
 def test_example_of_first_readme():
