@@ -340,7 +340,22 @@ def _concatenate(name: str, arrays: list[Any], axis: int) -> Any:
             "Convert one of them, or give it a `prefix`."
         )
     on_device = first if is_jax_array(first) else second
+    if all(map(_is_on_one_device, arrays)):
+        # with NumPy, because JAX would compile per length
+        joined = np.concatenate([to_numpy(array) for array in arrays], axis=axis)
+        where = on_device.sharding if on_device.committed else None
+        return imported_jax().device_put(joined, where)
     return namespace(on_device).concatenate(arrays, axis=axis)
+
+
+def _is_on_one_device(array: Any) -> bool:
+    return (
+        is_jax_array(array)
+        and not is_tracer(array)
+        and not is_typed_key(array)
+        and not array.weak_type
+        and len(array.devices()) == 1
+    )
 
 
 def equal(first: Any, second: Any) -> bool:
