@@ -20,6 +20,10 @@ if (
 # shard_map and meshes need devices; everything else runs on the first one
 _FLAGS += ["--xla_force_host_platform_device_count=8"]
 os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
+# LLVM's optimizations take up to half of the compiler's time, and hardly matter for
+# small programs. XLA's optimized HLO is the same without them. To test with them:
+# `JAX_DISABLE_MOST_OPTIMIZATIONS=0`.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

@@ -299,6 +299,16 @@ def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str,
     return plain.events
 
 
+def result(program: Program, x: float) -> Any:
+    """The result of a plain Python run."""
+    return run(program, jnp.float32(x), Plain())
+
+
+def gradient(function: Any, x: float) -> Any:
+    """The gradient of a function whose events are removed."""
+    return jax.jit(jax.grad(lox.nolog(function)))(x)
+
+
 def expected_cotangents(
     program: Program, x: float
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:

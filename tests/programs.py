@@ -24,7 +24,7 @@ import sys
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from .waiting import HANG, in_threads
@@ -54,7 +54,6 @@ def start(
     pass_fds: tuple[int, ...] = (),
     without_lox: bool = False,
     fresh: bool = False,
-    before: Sequence[str] = (),
 ) -> Any:
     """Starts a program, in this directory and with one device, unless `env` says more.
 
@@ -67,7 +66,6 @@ def start(
         pass_fds: descriptors that it inherits, with the same numbers.
         without_lox: whether it starts without lox, which it may import itself.
         fresh: whether it starts without JAX and lox, which it may import itself.
-        before: a command and its arguments that runs Python, which is then fresh.
 
     Returns:
         An object with the attributes and methods of `subprocess.Popen`.
@@ -76,9 +74,9 @@ def start(
     given = [str(argument) for argument in arguments]
     if env is None:
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    if fresh or before or not _CAN_FORK:
+    if fresh or not _CAN_FORK:
         return _Fresh(
-            [*before, sys.executable, "-c", program, *given],
+            [sys.executable, "-c", program, *given],
             env=env,
             stdin=stdin,
             stdout=stdout,

@@ -37,11 +37,26 @@ def cotangents(program, *args, steps=STEPS):
         return h
 
     jax.eval_shape(functools.partial(program, find), *args)
+    return _compiled_oracle(program)(jnp.zeros((steps, *shape[0])), *args)
 
-    def perturbed(eps):
+
+@functools.cache
+def _compiled_oracle(program):
+    def perturbed(eps, *args):
         return program(lambda h, i: h + eps[i], *args)
 
-    return jax.grad(perturbed)(jnp.zeros((steps, *shape[0])))
+    return jax.jit(jax.grad(perturbed))
+
+
+def without_marks(program):
+    """The program as a function of x alone, which logs nothing."""
+    return functools.partial(program, lambda h, i: h)
+
+
+@functools.cache
+def gradient(program):
+    """The gradient of a program at X."""
+    return jax.jit(jax.grad(without_marks(program)))(X)
 
 
 # --- programs: functions of `mark` and x, with a scalar result ---------------

@@ -494,7 +494,8 @@ def test_odeint_backward_pass_repeats_no_events():
     gradient = jax.grad(lox.tap(f, calls.append))(1.5)
     jax.effects_barrier()
     assert rows(calls, "y") == expected
-    np.testing.assert_allclose(gradient, jax.grad(lox.nolog(f))(1.5))
+    # two programs, which XLA may round differently
+    np.testing.assert_allclose(gradient, jax.grad(lox.nolog(f))(1.5), rtol=1e-6)
 
 
 # --- rules made by other functions of JAX ----------------------------------

@@ -166,6 +166,7 @@ def test_invalid_names_are_changed_and_stay_distinct(uri):
 ENDINGS = """
 import os, sys
 import lox.loggers, mlflow
+import mlflow.store.tracking.sqlalchemy_store  # which each fork would import itself
 
 uri, *endings = sys.argv[1:]
 for last in endings:

@@ -586,28 +586,41 @@ def test_program_without_finish_loses_no_row():
     assert second.rows == [{"x": -i, "step": i} for i in range(300)]
 
 
-@pytest.mark.parametrize(
-    ("last", "code"),
-    [("raise KeyError", 1), ("raise KeyboardInterrupt", 255), ("pass", 0)],
-)
-def test_run_ended_by_exception_has_failed(last, code):
-    run = python(
-        f"""
-        import lox.wandb
-        logger = lox.wandb.WandbLogger("tests", mode="offline")
-        logger.finish(logger.init(1))
-        logger.log(logger.init(2), {{"x": 1.0}})
-        try:
-            {{}}["caught"]
-        except KeyError:
-            pass
-        {last}
-        """
-    )
-    assert last.split()[-1] in run.stderr or not code
-    first, second = (written()[f"00000000-0000000{i}"] for i in (1, 2))
-    assert second.rows == [{"x": 1.0}]
-    assert (first.exit_code, second.exit_code) == (0, code)
+# The programs are forks that share the import of W&B.
+ENDINGS = """
+import os, sys
+import lox.wandb, wandb
+
+for last in sys.argv[1:]:
+    if os.fork() == 0:
+        break
+    os.wait()
+else:
+    raise SystemExit
+os.mkdir(last)
+os.chdir(last)
+logger = lox.wandb.WandbLogger("tests", mode="offline")
+logger.finish(logger.init(1))
+logger.log(logger.init(2), {"x": 1.0})
+try:
+    {}["caught"]
+except KeyError:
+    pass
+exec(last)
+"""
+
+
+def test_run_ended_by_exception_has_failed(tmp_path, monkeypatch):
+    codes = {"raise KeyError": 1, "raise KeyboardInterrupt": 255, "pass": 0}
+    run = programs.run(ENDINGS, *codes, env=without_account())
+    assert run.returncode == 0
+    assert run.stderr.count("Traceback") == 2
+    assert "KeyError" in run.stderr and "KeyboardInterrupt" in run.stderr
+    for last, code in codes.items():
+        monkeypatch.chdir(tmp_path / last)
+        first, second = (written()[f"00000000-0000000{i}"] for i in (1, 2))
+        assert second.rows == [{"x": 1.0}]
+        assert (first.exit_code, second.exit_code) == (0, code)
 
 
 NO_KEY = """

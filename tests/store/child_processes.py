@@ -6,9 +6,9 @@ import struct
 from tests import programs
 
 
-def in_a_process(function, *arguments, before=()):
+def in_a_process(function, *arguments):
     """Calls a function of a test file in another process; returns what it printed."""
-    done = programs.run(programs.calling(function), *arguments, before=before)
+    done = programs.run(programs.calling(function), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

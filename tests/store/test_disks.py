@@ -1,6 +1,7 @@
 """Disks that are full, read-only or removed: reported, and no earlier row is lost."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import resource
@@ -19,36 +20,54 @@ from lox._store.writer import Writer
 from tests.store.child_processes import in_a_process
 from tests.store.written_runs import row_writer, scanned, stacked
 
-
-def in_mount_namespace(*setup):
-    """A command prefix that allows mounting; skips the test if that is impossible."""
-    if shutil.which("unshare") is None:
-        pytest.skip("there is no `unshare` to mount a small or read-only disk with")
-    script = " && ".join([*setup, 'exec "$@"'])
-    before = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        "-",
-    ]
-    tried = subprocess.run([*before, "true"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"no disk can be mounted here: {tried.stderr}")
-    return before
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+CAPABILITY_VERSION_3 = 0x20080522
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
-def without_superuser_privileges():
-    """A command prefix that takes the superuser's privileges away."""
+def mount(*commands):
+    """Runs `mount` commands whose effects only this process sees."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    own = pathlib.Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"0 {user} 1")
+    (own / "gid_map").write_text(f"0 {group} 1")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    for command in commands:
+        subprocess.run(["mount", *command], check=True)
+
+
+def obey_permissions():
+    """Takes from a superuser the privilege to access every file."""
     if os.geteuid() != 0:
-        return ()
-    before = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    if shutil.which("setpriv") is None or subprocess.run([*before, "true"]).returncode:
-        pytest.skip("permissions do not bind the superuser, and there is no `setpriv`")
-    return before
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    # effective, permitted and inheritable capabilities, twice 32 of each
+    sets = (ctypes.c_uint32 * 6)()
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    sets[0] &= ~(1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH)
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def prepared(prepare, *arguments):
+    """Prepares this process for a test; ends it if the system does not allow that."""
+    try:
+        prepare(*arguments)
+    except (OSError, AttributeError, subprocess.CalledProcessError) as error:
+        print(f"impossible here: {error}")
+        raise SystemExit(0) from error
+
+
+def assert_done(printed):
+    if printed.startswith("impossible here"):
+        pytest.skip(printed)
+    assert printed == "done\n"
 
 
 def set_size_limit(size):
@@ -106,8 +125,10 @@ def fill(run, write, logs, ballast, room):
 
 
 def fill_the_disk(directory, way):
-    directory = pathlib.Path(directory)
-    ballast = None if way == "limit" else directory / "ballast"
+    directory, ballast = pathlib.Path(directory), None
+    if way == "small disk":
+        prepared(mount, ["-t", "tmpfs", "-o", "size=400k", "none", directory])
+        ballast = directory / "ballast"
     for room in (50, 150, 401, 3_001, 20_011, 100_003):
         for logs in (wide, alternating):
             run = directory / f"{logs.__name__}-saved"
@@ -129,10 +150,7 @@ def fill_the_disk(directory, way):
 def test_full_disk_is_reported_and_earlier_rows_are_kept(tmp_path, way):
     disk = tmp_path / "disk"
     disk.mkdir()
-    before = ()
-    if way == "small disk":
-        before = in_mount_namespace(f"mount -t tmpfs -o size=400k none '{disk}'")
-    assert in_a_process(fill_the_disk, disk, way, before=before) == "done\n"
+    assert_done(in_a_process(fill_the_disk, disk, way))
 
 
 def train_on_a_full_disk(directory):
@@ -162,8 +180,13 @@ def test_training_continues_when_disk_is_full(tmp_path):
     assert "SaveLogger: it failed with OSError(27, 'File too large')" in printed
 
 
-def write_where_nothing_can_be_written(directory):
+def write_where_nothing_can_be_written(directory, way):
     store = pathlib.Path(directory)
+    if way == "mount":
+        read_only = ["-o", "remount,bind,ro", store]
+        prepared(mount, ["--bind", store, store], read_only)
+    else:
+        prepared(obey_permissions)
     assert lox.load(store, key=0) == {"x": 1}
     for key, message in ((0, "cannot write to the run"), (1, "cannot create a run")):
         logger = lox.loggers.SaveLogger(store, exists="resume")
@@ -179,23 +202,17 @@ def write_where_nothing_can_be_written(directory):
 
 @pytest.mark.parametrize("way", ["mount", "permissions"])
 def test_read_only_store_raises_error_with_remedy(tmp_path, way):
-    store, before = tmp_path / "store", ()
+    store = tmp_path / "store"
     lox.save({"x": 1}, store, key=0)
-    if way == "mount":
-        before = in_mount_namespace(
-            f"mount --bind '{store}' '{store}'",
-            f"mount -o remount,bind,ro '{store}'",
-        )
-    else:
-        before = without_superuser_privileges()
+    if way == "permissions":
         for path in (store, *store.iterdir()):
             path.chmod(0o500)
     try:
-        done = in_a_process(write_where_nothing_can_be_written, store, before=before)
+        printed = in_a_process(write_where_nothing_can_be_written, store, way)
     finally:
         for path in (store, *store.iterdir()):
             path.chmod(0o700)
-    assert done == "done\n"
+    assert_done(printed)
 
 
 def test_impossible_store_path_raises_error_with_remedy(tmp_path):
