@@ -33,8 +33,8 @@ def figures() -> Iterator[Figure]:
     time, time_by_hand = best_times(
         lambda: jax.block_until_ready(logged(weights, x)),
         lambda: jax.block_until_ready(by_hand(weights, x, zeros)),
-        calls=10,
-        rounds=15,
+        rounds=5,
+        repeats=60,
     )
     yield Figure(
         "spool(grad(f)) with log_grad / cotangents by hand: run time",

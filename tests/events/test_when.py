@@ -8,6 +8,7 @@ from jax import lax
 
 import logify
 import lox
+from lox._interpreter.contents import events_of
 
 STEPS = 7
 
@@ -167,6 +168,19 @@ def test_tap_makes_no_host_call_if_nothing_happens(monkeypatch):
     calls.clear()
     jax.vmap(lox.tap(program, found.append))(jnp.array([0.0, 1.0]))
     assert len(found) == 4 and len(calls) == 2  # of 100, lanes happen at 98 and 99
+
+
+def test_tap_passes_the_mask_of_lanes_but_not_a_single_when_to_the_host():
+    def program(x):
+        lox.log({"x": x}, when=x > 0)
+
+    for fun, x, masked in (
+        (lox.tap(program, print), jnp.zeros(()), False),
+        (lox.tap(jax.vmap(program), print), jnp.zeros(2), True),
+        (jax.vmap(lox.tap(program, print)), jnp.zeros(2), True),
+    ):
+        (event,) = events_of(jax.make_jaxpr(fun)(x))
+        assert event.layout.masked == masked
 
 
 @pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, jax.value_and_grad])

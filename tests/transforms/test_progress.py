@@ -161,13 +161,13 @@ def test_empty_loop_and_function_without_loops_work(output):
     assert output.lines() == []
 
 
-def reports(monkeypatch, fun, *args):
+def reports(monkeypatch, fun, *args, **options):
     """The counts that reach the host while a function runs."""
     counts = []
     monkeypatch.setattr(
         progress_bars._Lines, "show", lambda self, bar: counts.append(bar.count)
     )
-    lox.progress(fun, file=Output())(*args)
+    lox.progress(fun, file=Output(), **options)(*args)
     return counts
 
 
@@ -181,6 +181,13 @@ def test_long_loop_reports_about_a_hundred_times(monkeypatch):
 def test_while_loop_reports_four_times_per_doubling(monkeypatch):
     counts = reports(monkeypatch, unknown, 40)
     assert counts == [*range(1, 8), *range(8, 16, 2), *range(16, 32, 4), 32, 40]
+
+
+@pytest.mark.parametrize("total", [None, 40])
+def test_lanes_that_have_left_a_while_loop_report_no_more(monkeypatch, total):
+    limits = jnp.array([8, 40, 0])  # a report is due at 8, where the first lane stops
+    expected = reports(monkeypatch, unknown, 40, total=total)
+    assert reports(monkeypatch, jax.vmap(unknown), limits, total=total) == expected
 
 
 def test_loop_that_fails_leaves_no_bar(output):
@@ -227,7 +234,7 @@ def test_loop_that_starts_anew_after_an_interruption_has_a_new_bar(output):
             report = progress_bars.Report("scan[0]", "f", 20, ends)
             tree, source = jax.tree.structure(0), Source("program.py", 1)
             call = Call(("count",), (tree,), (), source, api_data=report)
-            sink.deliver(Event(call), [np.int32(count)])
+            sink.deliver(Event(call), [np.int32(count if ends else count - 1)])
     expected = [25, 75, 25, 50, 75, 100]
     assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in expected]
 

@@ -25,7 +25,8 @@ class Report(NamedTuple):
         address: the address of the loop.
         label: the name of its bar.
         total: the number of its iterations, if known.
-        ends: whether the loop has ended.
+        ends: whether the loop has ended. The operand of such a report is the number of
+            iterations, that of others the number of the last iteration, from 0.
     """
 
     address: str
@@ -65,7 +66,7 @@ class ProgressSink(HostSink):
                 counts = counts[np.asarray(parts.mask)]
             if not counts.size:
                 return
-            count = int(counts.max())
+            count = int(counts.max()) + (not report.ends)
             bar = self._bars.get(report.address)
             # a smaller count: the loop was interrupted and restarted
             if bar is None or (count < bar.count and devices == 1):

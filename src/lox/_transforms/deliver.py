@@ -178,8 +178,14 @@ class _Tapper(SelectingCollector):
         if not event.call.conditional:
             self._deliver(event, operands, run)
             return
-        mask = event.split(operands).mask
-        self._deliver_if(mask, operands, lambda values: (event, values), run)
+        parts = event.split(operands)
+        mask = parts.mask
+        if not (event.layout.lanes or event.layout.elements):
+            # Where it is delivered, the mask is true. Without it, XLA has no copy of it
+            # to make per iteration, and the host has fewer operands to convert.
+            parts.mask = None
+            event = event.with_layout(masked=False)
+        self._deliver_if(mask, parts.flat(), lambda values: (event, values), run)
 
     def _deliver_batch(
         self,

@@ -152,16 +152,25 @@ def _is_shown(target: Any) -> bool:
 
 # --- on the device -----------------------------------------------------------
 
-# The largest number of all lanes. It has no lanes itself, so that what depends on it is
-# decided once for all of them.
-_latest_p: Any = primitives.Primitive("lox_latest")
-_latest_p.def_impl(jnp.max)
-_latest_p.def_abstract_eval(lambda x: x.update(shape=()))
-rule_tables.register_lowering_as(_latest_p, jnp.max)
-rule_tables.register_batching(
-    _latest_p, lambda axis, args, dims: (_latest_p.bind(*args), None)
-)
-rule_tables.set_no_derivative(_latest_p)
+
+def _over_lanes(name: str, reduction: Callable[[Any], Any]) -> Any:
+    """A primitive that reduces over all lanes.
+
+    Its result has no lanes, so that what depends on it is decided once for all of them.
+    """
+    primitive: Any = primitives.Primitive(name)
+    primitive.def_impl(reduction)
+    primitive.def_abstract_eval(lambda x: x.update(shape=()))
+    rule_tables.register_lowering_as(primitive, reduction)
+    rule_tables.register_batching(
+        primitive, lambda axis, args, dims: (primitive.bind(*args), None)
+    )
+    rule_tables.set_no_derivative(primitive)
+    return primitive
+
+
+_latest_p = _over_lanes("lox_latest", jnp.max)
+_any_p = _over_lanes("lox_any", jnp.any)
 
 
 class _Reports(Observer):
@@ -190,16 +199,20 @@ class _Reports(Observer):
         ys: Sequence[Any],
         running: Any,
     ) -> None:
-        del carry, ys, running
-        count = _latest_p.bind(number + 1)
+        del carry, ys
         total = self._total_of(loop)
+        if running is None:
+            due = _is_due(_latest_p.bind(number + 1), total)
+        else:  # all lanes that run have come equally far
+            due = _any_p.bind(_is_due(number + 1, total) & running)
 
         def body(again: Any) -> Any:
-            self._report(loop, count)
+            # as it is in the carry: XLA computes anything else at every iteration
+            self._report(loop, number)
             return jnp.zeros_like(again)
 
         # on CPUs, a loop of at most one iteration costs a fifth of a conditional
-        jax.lax.while_loop(lambda again: again, body, _is_due(count, total))
+        jax.lax.while_loop(lambda again: again, body, due)
 
     def end(self, loop: Loop, count: Any) -> None:
         self._report(loop, _latest_p.bind(count), ends=True)
