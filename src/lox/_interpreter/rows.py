@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from lox._events.event import Event, Operands
 from lox._jax.numbers import Literal, Literals
-from lox._logs.key import Key, KeyInfo
+from lox._logs.key import FirstRows, Key, KeyInfo
 from lox._logs.logdict import from_keys, logdict
 from lox._reduce.protocol import AnyReduction
 from lox._reduce.reductions import Checked
@@ -209,6 +209,11 @@ def ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, An
     return collections.OrderedDict(pairs)
 
 
+def first_rows(mask: Any) -> FirstRows:
+    """A mask of the first rows, whose first axis is time."""
+    return FirstRows(jnp.sum(mask, axis=0, dtype=jnp.int32))
+
+
 def to_logdict(
     record: Mapping[str, Rows], prefix: str, dropped: Mapping[str, Any]
 ) -> logdict:
@@ -219,7 +224,8 @@ def to_logdict(
             Key(
                 rows.tree.unflatten(rows.leaves),
                 rows.steps,
-                rows.mask,
+                # capacity keeps the first rows
+                first_rows(rows.mask) if name in dropped else rows.mask,
                 KeyInfo(
                     rows.stacked,
                     rows.lanes,

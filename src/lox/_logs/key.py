@@ -77,6 +77,29 @@ def describe_axes(value: Any, stacked: bool, key: str = "") -> KeyInfo:
     return KeyInfo(stacked, 0, ndims)
 
 
+class FirstRows:
+    """The mask of a key of which only the first rows happened, as their number.
+
+    A program returns it in place of a mask, which has as many elements as there are
+    rows.
+
+    Attributes:
+        count: the number of rows, of the shape of the lanes.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: Any) -> None:
+        self.count = count
+
+    def mask(self, value: Any, info: KeyInfo) -> Any:
+        """The mask of the rows of a value."""
+        leaf, own = leaves_of(value)[0], info.ndims[0]
+        axis = info.time_axis(leaf, own)
+        rows = np.arange(np.shape(leaf)[axis]).reshape(-1, *[1] * info.lanes)
+        return rows < namespace(self.count).expand_dims(self.count, axis)
+
+
 class Key(NamedTuple):
     """The rows of one key of a logdict.
 

@@ -98,8 +98,8 @@ class logdict(MetadataDict):
     def __reduce__(self) -> Any:
         # only public names and plain tuples: pickles outlive changes of our classes
         infos = {key: tuple(self._info_of(key)) for key in self}
-        mask, dropped = self._metadata.mask, self._metadata.dropped
-        return logdict._from_pickle, (dict(self), self.steps, mask, infos, dropped)
+        data, dropped = dict(self), self._metadata.dropped
+        return logdict._from_pickle, (data, self.steps, self.mask, infos, dropped)
 
     @classmethod
     def _from_pickle(

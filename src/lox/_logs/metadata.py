@@ -7,7 +7,7 @@ import numpy as np
 
 from lox._arrays import leaves_of
 
-from .key import Key, KeyInfo, describe_axes, equal
+from .key import FirstRows, Key, KeyInfo, describe_axes, equal
 
 _EMPTY: dict[str, Any] = {}
 
@@ -20,7 +20,8 @@ class Metadata(NamedTuple):
 
     Attributes:
         steps: the step numbers, by the name of the step and then by key.
-        mask: which rows happened, for the keys with rows that may not have.
+        mask: which rows happened, for the keys with rows that may not have: an array,
+            or `FirstRows`.
         info: the axes and tags of each key; none for values assigned by the user.
         dropped: how many rows were dropped, for the keys with a `capacity`.
     """
@@ -67,13 +68,19 @@ class MetadataDict(dict[str, Any]):
         return Key(
             self[key],
             self._key_steps(key),
-            metadata.mask.get(key),
+            self._mask_of(key),
             self._info_of(key),
             metadata.dropped.get(key),
         )
 
     def _keys(self) -> dict[str, Key]:
         return {key: self._key(key) for key in self}
+
+    def _mask_of(self, key: str) -> Any:
+        mask = self._metadata.mask.get(key)
+        if isinstance(mask, FirstRows):
+            return mask.mask(self[key], self._info_of(key))
+        return mask
 
     def _key_steps(self, key: str) -> dict[str, Any]:
         steps = self._metadata.steps
@@ -123,8 +130,7 @@ class MetadataDict(dict[str, Any]):
         if not isinstance(other, Mapping):
             return NotImplemented
         if isinstance(other, MetadataDict) and not (
-            equal(self.steps, other.steps)
-            and equal(self._metadata.mask, other._metadata.mask)
+            equal(self.steps, other.steps) and equal(self.mask, other.mask)
         ):
             return False
         return equal(dict(self), dict(other))
@@ -148,7 +154,7 @@ class MetadataDict(dict[str, Any]):
     @property
     def mask(self) -> dict[str, Any]:
         """Which rows happened, for the keys with rows that may not have."""
-        return self._present(self._metadata.mask)
+        return {key: self._mask_of(key) for key in self._present(self._metadata.mask)}
 
     @property
     def dropped(self) -> dict[str, Any]:

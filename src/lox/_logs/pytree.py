@@ -10,7 +10,7 @@ from jax.tree_util import DictKey, GetAttrKey
 
 from lox._jax import export
 
-from .key import KeyInfo
+from .key import FirstRows, KeyInfo
 from .logdict import logdict, make_logdict
 from .metadata import Metadata
 
@@ -30,7 +30,7 @@ class _Layout(tuple[Any, ...]):
     @functools.cached_property
     def metadata(self) -> Metadata:
         """What can be known without the arrays."""
-        keys, _, _, infos, _ = self
+        keys, infos = self[0], self[3]
         return Metadata(info=dict(zip(keys, infos, strict=True)))
 
 
@@ -38,15 +38,19 @@ def _layout(logs: logdict) -> _Layout:
     keys = tuple(logs)
     steps = tuple((name, tuple(by_key)) for name, by_key in logs.steps.items())
     infos = tuple(logs._info_of(key) for key in keys)
-    return _Layout((keys, steps, tuple(logs.mask), infos, tuple(logs.dropped)))
+    masks = {key: x for key, x in logs._metadata.mask.items() if key in logs}
+    # the keys whose mask is the number of their first rows
+    counted = tuple(key for key, x in masks.items() if isinstance(x, FirstRows))
+    return _Layout((keys, steps, tuple(masks), infos, tuple(logs.dropped), counted))
 
 
 def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
-    keys, steps, masks, _, dropped = layout
+    keys, steps, masks, _, dropped, _ = layout
     metadata = logs._metadata
     children = [logs[key] for key in keys]
     children += [metadata.steps[name][key] for name, by_key in steps for key in by_key]
-    children += [metadata.mask[key] for key in masks]
+    found = [metadata.mask[key] for key in masks]
+    children += [x.count if isinstance(x, FirstRows) else x for x in found]
     children += [metadata.dropped[key] for key in dropped]
     return children
 
@@ -58,7 +62,7 @@ def _flatten(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 
 def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
     layout = _layout(logs)
-    keys, steps, masks, _, dropped = layout
+    keys, steps, masks, _, dropped, _ = layout
     paths: list[Any] = [DictKey(key) for key in keys]
     paths += [
         GetAttrKey(f"{name}[{key!r}]") for name, by_key in steps for key in by_key
@@ -69,14 +73,14 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
-    keys, steps, masks, _, dropped = layout
+    keys, steps, masks, _, dropped, counted = layout
     if not steps and not masks:  # the fast path of eager calls
         return make_logdict(zip(keys, children), layout.metadata)  # noqa: B905
     rest = iter(children)
     data = [(key, next(rest)) for key in keys]
     metadata = Metadata(
         {name: {key: next(rest) for key in by_key} for name, by_key in steps},
-        {key: next(rest) for key in masks},
+        {key: FirstRows(next(rest)) if key in counted else next(rest) for key in masks},
         layout.metadata.info,
         {key: next(rest) for key in dropped},
     )
@@ -88,7 +92,7 @@ def _serialize_layout(layout: tuple[Any, ...]) -> bytes:
 
 
 def _deserialize_layout(data: bytes) -> _Layout:
-    keys, steps, masks, infos, dropped = json.loads(data)
+    keys, steps, masks, infos, dropped, *counted = json.loads(data)
     return _Layout(
         (
             tuple(keys),
@@ -96,5 +100,6 @@ def _deserialize_layout(data: bytes) -> _Layout:
             tuple(masks),
             tuple(map(KeyInfo.from_json, infos)),
             tuple(dropped),
+            tuple(*counted),  # missing in programs that older versions exported
         )
     )
