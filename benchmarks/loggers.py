@@ -2,6 +2,8 @@
 
 import contextlib
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,10 +34,24 @@ class _Queued(_Nothing):
     background = True
 
 
+class _Stuck(_Queued):
+    """A backend that does not return until it is told to."""
+
+    full = "spill"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def write(self, run: Any, logs: Any) -> None:
+        self.may_go_on.wait()
+
+
 def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         yield from _rows()
         yield from _calls()
+        yield from _spilled()
 
 
 def _rows() -> Iterator[Figure]:
@@ -89,6 +105,23 @@ def _calls() -> Iterator[Figure]:
     )
     for name, time in zip(names, times, strict=True):
         yield Figure(f"{name} / `jax.debug.callback`", time / debug_time)
+
+
+def _spilled() -> Iterator[Figure]:
+    """Rows that go to the disk because the queue is full, and later to the backend."""
+    logger, xs = _Stuck(), jnp.arange(_DEBUG_EVENTS)
+    state = logger.init(0)
+    stuck, debug = logger.tap(_logs, state), jax.jit(_debugs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lox.LoxWarning)
+        for _ in range(_EVENTS // _DEBUG_EVENTS + 1):
+            stuck(xs)
+    time, debug_time = best_times(
+        lambda: stuck(xs), lambda: (debug(xs), jax.effects_barrier()), rounds=20
+    )
+    yield Figure("a row that spills / `jax.debug.callback`", time / debug_time)
+    logger.may_go_on.set()
+    logger.finish(state)
 
 
 def _logs(xs: Any) -> Any:

@@ -1,10 +1,13 @@
 """The store: appending and loading rows, compared with plain NumPy files."""
 
+import itertools
+import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,6 +25,7 @@ _KEYS = "abcde"  # each row also has a step
 _SCALARS = 10_000_000
 _EVENTS = 100_000
 _BUFFER_SIZE = 1_000
+_RUNS = 1_000
 
 
 def figures() -> Iterator[Figure]:
@@ -29,6 +33,7 @@ def figures() -> Iterator[Figure]:
         yield from _append(pathlib.Path(directory))
         yield from _load(pathlib.Path(directory))
         yield from _logger(pathlib.Path(directory))
+        yield from _runs(pathlib.Path(directory))
 
 
 def _batch() -> lox.logdict:
@@ -90,3 +95,43 @@ def _logger(directory: pathlib.Path) -> Iterator[Figure]:
         time / bare_time,
         1.3,
     )
+
+
+def _runs(directory: pathlib.Path) -> Iterator[Figure]:
+    """Runs that begin, log one row and end, all of them lanes of one `vmap`."""
+    logger = lox.loggers.SaveLogger(directory / "runs")
+
+    @jax.jit
+    @jax.vmap
+    def program(key: Any) -> None:
+        state = logger.init(key)
+        logger.log(state, {"loss": jnp.float32(0)}, step=0)
+        logger.finish(state)
+
+    numbers = itertools.count()
+
+    def begin_and_end() -> None:
+        program(jax.random.split(jax.random.key(next(numbers)), _RUNS))
+        jax.effects_barrier()
+
+    begin_and_end()
+    run = lox.runs(directory / "runs")[0].path
+    folders = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_dir()]
+    files = {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file()
+    }
+
+    def write_files() -> None:
+        store = directory / f"files-{next(numbers)}"
+        for i in range(_RUNS):
+            for folder in folders:
+                os.makedirs(f"{store}/{i}/{folder}")
+            for name, content in files.items():
+                with open(f"{store}/{i}/{name}", "wb") as file:
+                    file.write(content)
+
+    time, bare = best_times(begin_and_end, write_files, rounds=3)
+    yield Figure(f"`SaveLogger`, begin and end {_RUNS:,} runs, seconds", time, 2.0)
+    yield Figure("  the same / writing the same files, without `fsync`", time / bare)

@@ -1,10 +1,11 @@
 """What a type checker sees of the public API; run by `make types`, never imported."""
 
 from collections.abc import Callable
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import logify
 import lox
+import lox.loggers
 
 
 def f(x: float, flag: bool = False) -> int:
@@ -55,3 +56,15 @@ def logified(x: float) -> int:
 
 
 assert_type(logified(1.0), tuple[int, logify.Logs])
+
+
+class SlowLogger(lox.loggers.Logger):
+    background = True
+    full = "spill"
+
+
+assert_type(lox.loggers.Logger().full, Literal["wait", "spill"])
+lox.loggers.WandbLogger("project", full="spill")
+lox.loggers.TrackioLogger("project", full="wait")
+lox.loggers.MLflowLogger(full="spill")
+lox.loggers.NeptuneLogger("project", full="drop")  # type: ignore[arg-type]

@@ -352,7 +352,8 @@ def test_truncated_files_are_detected(tmp_path, name):
     expected = two_segments(run)
     (path,) = run.rglob(name)
     whole = path.read_bytes()
-    for size in range(len(whole)):
+    # an empty schema counts as missing: see `test_machine_crashes.py`
+    for size in range(name == "0000.json", len(whole)):
         path.write_bytes(whole[:size])
         with pytest.raises(lox.StoreError) as raised:
             lox.load(run)

@@ -241,22 +241,3 @@ def test_removed_run_starts_again(tmp_path):
         lox.save({"x": 4}, tmp_path / "run")
     lox.save({"x": 5}, tmp_path / "run")
     assert lox.load(tmp_path / "run") == {"x": 5}
-
-
-def test_finish_syncs_files_and_directories(tmp_path, monkeypatch):
-    logger = lox.loggers.SaveLogger(tmp_path / "store")
-    state = logger.init(0)
-    logger.log(state, {"x": 1})
-    waited = set()
-    fsync = os.fsync
-
-    def remember(descriptor):
-        waited.add(os.fstat(descriptor).st_ino)
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", remember)
-    logger.finish(state)
-    store = tmp_path / "store"
-    for path in (store.parent, store, *store.rglob("*")):
-        if path.suffix != ".json":  # synced when it was written
-            assert path.stat().st_ino in waited, path

@@ -175,7 +175,7 @@ def test_unreadable_run_is_not_appended_to(tmp_path):
     run = create_run(tmp_path / "run", "x")
     path = run / "run.json"
     whole = path.read_text()
-    for text in ("", whole[:-9], whole.replace('"version": 1', '"version": 99')):
+    for text in ("{", whole[:-9], whole.replace('"version": 1', '"version": 99')):
         path.write_text(text)
         with pytest.raises(lox.StoreError, match=r"run\.json.*damaged.*remove it"):
             create_run(run, "a")

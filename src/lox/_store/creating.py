@@ -22,6 +22,7 @@ from .format import (
     VERSION,
     WRITER,
     display_path,
+    is_empty,
     write_json,
 )
 from .processes import PART, parts_of, run_of_part
@@ -50,6 +51,8 @@ def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]
             f"a run already exists at {display_path(path)}. Choose another path or "
             f"key, or say what to do with it: {remedy}."
         )
+    if mode == "a" and RUN_FILE in names and is_empty(path / RUN_FILE):
+        names.remove(RUN_FILE)  # it was lost when the machine crashed: create another
     if mode == "a" and RUN_FILE in names:
         Run(path)  # raises if rows that are appended could not be read
     return names

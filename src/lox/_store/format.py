@@ -47,9 +47,9 @@ PLACE = np.dtype([("row", "<u8"), ("number", "<u8"), ("crc32", "<u8")])
 # --- files -------------------------------------------------------------------
 
 
-def file_size(path: pathlib.Path) -> int:
+def file_size(path: str | pathlib.Path) -> int:
     """The size of a regular file. A link could lead anywhere, and a pipe never ends."""
-    status = path.lstat()
+    status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{path} is not a regular file, and is not read.")
     return status.st_size
@@ -65,39 +65,45 @@ def display_path(path: pathlib.Path) -> str:
 def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
     """Writes a JSON file atomically, with a checksum.
 
+    A file that replaces another one is flushed to the disk first. If the machine
+    crashes shortly after, a new one may be lost, or be left empty (`is_empty`).
+
     Args:
         path: the path of the file.
         content: the JSON content.
         new: whether to raise `FileExistsError` if the file exists.
     """
+    plain = json.dumps(content)
     # as it will be read: integer keys become strings, which sort differently
-    content = json.loads(json.dumps(content))
-    text = json.dumps({"crc32": _checksum(content), "content": content})
-    excess = _excess(text.encode())
+    crc = _checksum(json.loads(plain))
+    text = f'{{"crc32": {crc}, "content": {plain}}}'.encode()
+    excess = _excess(text)
     if excess:  # `read_json` would refuse it
         raise StoreError(
             f"{display_path(path)} cannot be written: it would have {excess}. Save "
             "large arrays in separate files, and not in a config."
         )
-    temporary = path.with_name(
-        f"{path.name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
-    )
+    name = os.fspath(path)
+    temporary = f"{name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "wb") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if not new and os.path.exists(name):
+                file.flush()
+                os.fsync(file.fileno())
         if new:
-            _rename_new(temporary, path)
+            _rename_new(temporary, name)
         else:
-            os.replace(temporary, path)
+            os.replace(temporary, name)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
         raise
 
 
-def _rename_new(old: pathlib.Path, new: pathlib.Path) -> None:
+def _rename_new(old: str, new: str) -> None:
+    if is_empty(new):
+        _remove_empty(new, f"{old}{TEMPORARY}")
     try:
         os.link(old, new)  # unlike a rename, this fails if `new` exists
     except FileExistsError:
@@ -105,7 +111,28 @@ def _rename_new(old: pathlib.Path, new: pathlib.Path) -> None:
     except OSError:  # some file systems have no hard links
         os.replace(old, new)
     else:
-        old.unlink()
+        os.unlink(old)
+
+
+def is_empty(path: str | pathlib.Path) -> bool:
+    """Whether a JSON file has no content, which a crash of the machine can cause.
+
+    `write_json` never leaves an empty file otherwise, so it counts as missing.
+    """
+    try:
+        return file_size(path) == 0
+    except (OSError, StoreError):
+        return False
+
+
+def _remove_empty(path: str, temporary: str) -> None:
+    """Removes an empty file, but not the one with which another process replaces it."""
+    with contextlib.suppress(FileNotFoundError):  # another process has removed it
+        os.replace(path, temporary)
+        if not is_empty(temporary):
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        os.unlink(temporary)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -114,6 +141,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         size = min(file_size(path), _MAX_JSON_BYTES + 1)
         with open(path, "rb") as file:
             raw = file.read(size)
+        if not raw:
+            raise _damaged(path, "it is empty, perhaps since a crash of the machine")
         excess = _excess(raw)
         if excess:
             raise _damaged(path, f"it has {excess}, unlike any file written by lox")
@@ -150,6 +179,8 @@ def _excess(text: bytes) -> str:
 
     Takes memory in proportion to the size of the text, whatever its content.
     """
+    if len(text) < _MAX_JSON_DEPTH:  # too short for any excess
+        return ""
     if len(text) > _MAX_JSON_BYTES:
         return f"more than {_MAX_JSON_BYTES} bytes"
     if text.count(b'"') > 2 * _MAX_JSON_STRINGS:

@@ -124,11 +124,13 @@ class _OpenFiles:
         """Closes files that are not used, so that fewer than `limit` are open."""
         with self.lock:
             limit = _max_open() if limit is None else limit
+            if len(self._files) < max(limit, 1):
+                return
             for file in list(self._files):
-                if len(self._files) < max(limit, 1):
-                    return
                 if not file.in_use:
                     file.close()
+                if len(self._files) < max(limit, 1):
+                    return
 
     def reset(self) -> None:
         """Forgets all files in a forked process, which must not close them."""

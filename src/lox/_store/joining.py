@@ -11,7 +11,7 @@ from lox._logs.key import Key, KeyInfo, all_tags, combine
 from lox._logs.lane_step import LANE, NO_LANE
 
 from .format import build_tree, leaf_order
-from .schema import Column
+from .schema import Column, KeySchema
 from .segments import Segment, WrittenSegments
 
 # the step that says which process has logged a row, if there are several
@@ -106,17 +106,27 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
         ]
     count = sum(part.segment.count for part in parts)
     key = rows[0] if len(parts) == 1 else _in_order(name, parts, rows)
-    outer, lanes = first.key.outer, first.key.lanes
-    info = key.info._replace(
-        stacked=count > 1 or first.segment.schema.stacked,
-        lanes=lanes,
-        tags=all_tags(part.key.tags for part in parts),
+    restored = restore_axes(
+        key, first.key, stacked=count > 1 or first.segment.schema.stacked
     )
+    tags = all_tags(part.key.tags for part in parts)
+    return restored._replace(info=restored.info._replace(tags=tags))
+
+
+def restore_axes(rows: Key, schema: KeySchema, stacked: bool) -> Key:
+    """Restores the axes of a key from its rows, whose first axis is time.
+
+    Args:
+        rows: the rows, as returned by `KeyPart.rows`.
+        schema: the schema of the key.
+        stacked: whether to keep the time axis; otherwise there is one row.
+    """
+    outer = schema.outer
     if outer:
-        key = key.arrays(lambda x, axis: namespace(x).moveaxis(x, 0, outer))
-    if not info.stacked:
-        key = key.arrays(lambda x, axis: namespace(x).squeeze(x, outer))
-    return key._replace(info=info)
+        rows = rows.arrays(lambda x, axis: namespace(x).moveaxis(x, 0, outer))
+    if not stacked:
+        rows = rows.arrays(lambda x, axis: namespace(x).squeeze(x, outer))
+    return rows._replace(info=rows.info._replace(stacked=stacked, lanes=schema.lanes))
 
 
 def _with_step(rows: Key, name: str, number: int) -> Key:

@@ -20,7 +20,7 @@ import numpy as np
 from lox._errors import LoxWarning, StoreError
 from lox._source import user_line
 
-from .format import file_size, read_json, read_places
+from .format import file_size, is_empty, read_json, read_places
 
 _MAX_NAMES = 5
 _SEGMENT_DATA = re.compile(r"(\d{4,})\.(?:npy|places)")
@@ -126,11 +126,11 @@ def lost_records(
 def lost_files(
     directory: pathlib.Path, found: set[int], finished: Finished
 ) -> Iterator[str]:
-    """Yields a message per segment whose JSON file is missing.
+    """Yields a message per segment whose JSON file is missing or empty.
 
     Args:
         directory: the directory of the writer.
-        found: the numbers of the segments that have their JSON file.
+        found: the numbers of the segments that have their JSON file; not an empty one.
         finished: the list that the writer has left.
     """
     try:
@@ -143,9 +143,11 @@ def lost_files(
         count, names = finished.segments.get(number, (0, ()))
         amount = str(count) if count else _describe_count(path)
         # a writer may have created it, and then records, since `found` was listed
-        if amount and not path.exists():
+        empty = is_empty(path)
+        if amount and (empty or not path.exists()):
+            state = "empty" if empty else "missing"
             yield (
-                f"{path} is missing. Without it, {amount} records{_of_keys(names)} in "
+                f"{path} is {state}. Without it, {amount} records{_of_keys(names)} in "
                 f"{path.with_suffix('.npy').name} cannot be read."
             )
 

@@ -50,6 +50,10 @@ class SegmentWriter:
             on_failure.pop_all()
 
     @property
+    def files(self) -> list[pathlib.Path]:
+        return [self.path.with_suffix(x) for x in (".json", ".npy", ".places")]
+
+    @property
     def count(self) -> int:
         """The number of records."""
         return self._end[0]
@@ -136,11 +140,6 @@ class SegmentWriter:
         """Raises `FileNotFoundError` if the records were removed."""
         with self._opened() as (handle, _):
             self._file.check_linked(handle)
-
-    def sync(self) -> None:
-        with self._opened() as handles:
-            for handle in handles:
-                os.fsync(handle.fileno())
 
     def discard(self) -> None:
         """Removes the files, which are not part of the run."""

@@ -15,6 +15,7 @@ from .format import (
     SEGMENT,
     WRITER,
     file_size,
+    is_empty,
     npy_header,
     read_json,
     read_places,
@@ -189,7 +190,8 @@ class WrittenSegments:
     ) -> None:
         self.number = number
         self.process = process
-        found = numbered_paths(path, SEGMENT)
+        listed = numbered_paths(path, SEGMENT)
+        found = [(n, segment) for n, segment in listed if not is_empty(segment)]
         for loss in lost_files(path, {n for n, _ in found}, finished):
             warn_of_loss(loss)
         self.segments = [

@@ -24,6 +24,7 @@ from .growing_file import removed_error
 from .records import Plan, records_of
 from .schema import Schema
 from .segment_writer import SegmentWriter
+from .syncing import flush_to_disk
 
 _MAX_PLANS = 1000
 
@@ -57,14 +58,13 @@ class Writer:
     def _start_directory(self) -> None:
         try:
             # a number above 0 shows that the run has replaced another
-            self.number, self._directory = _claim_directory(
+            self.number, self._directory, self._started = _claim_directory(
                 self._run, int(self._replaces)
             )
         except OSError as error:
             raise StoreError(
                 f"cannot write to the run at {display_path(self._run)}: {error}."
             ) from error
-        _, self._started = _replacements(self._run)
         self._segments: dict[Schema, SegmentWriter] = {}
         self._all_segments: list[SegmentWriter] = []
         self._forms: dict[str, str] = {}
@@ -84,6 +84,15 @@ class Writer:
             description = {**description, "first_writer": self.number}
         write_json(self._run / RUN_FILE, description, new=not self._replaces)
         self._started = description["started"]
+
+    @property
+    def directory(self) -> pathlib.Path:
+        return self._directory
+
+    @property
+    def count(self) -> int:
+        """The number of events so far, which is the number of the next one."""
+        return self._number
 
     def write(self, logs: logdict) -> None:
         """Writes all rows to the operating system; `sync` flushes them to the disk."""
@@ -231,15 +240,20 @@ class Writer:
 
     def sync(self) -> None:
         """Flushes everything to the disk, to survive a crash of the machine."""
+        flush_to_disk(self.paths())
+
+    def paths(self) -> list[str]:
+        """The files and directories to flush to the disk, for `flush_to_disk`."""
         with self._lock:
-            for segment in self._segments.values():
-                segment.sync()
+            files = [self._run / RUN_FILE, self._directory.with_suffix(".json")]
+            for segment in self._all_segments:
+                files += segment.files
             # also the entries of the segments, the writer, the run and the store
-            for directory in (self._directory, *self._directory.parents[:3]):
-                _sync_directory(directory)
+            directories = self._directory, *self._directory.parents[:3]
+            return [str(path) for path in (*files, *directories)]
 
     def finish(self) -> None:
-        """Writes a list of everything written, to detect losses, and calls `sync`.
+        """Writes a list of everything written, to detect losses.
 
         Writes nothing if the run was replaced since the last row.
         """
@@ -258,7 +272,6 @@ class Writer:
                 # optional: without it, everything can be read
                 with contextlib.suppress(OSError, StoreError):
                     write_json(self._directory.with_suffix(".json"), content)
-            self.sync()
 
     def close(self) -> None:
         with self._lock:
@@ -276,19 +289,12 @@ class Writer:
         self._forget_plans()
 
 
-def _sync_directory(path: pathlib.Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, PermissionError):  # removed, or owned by another user
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _claim_directory(run: pathlib.Path, lowest: int) -> tuple[int, pathlib.Path, Any]:
+    """Creates a directory with a number that was never used in this run.
 
-
-def _claim_directory(run: pathlib.Path, lowest: int) -> tuple[int, pathlib.Path]:
-    """Creates a directory with a number that was never used in this run."""
+    Returns:
+        The number, the directory, and the run's start time, if known.
+    """
     while True:
         first, _ = _replacements(run)
         numbers = [
@@ -303,8 +309,9 @@ def _claim_directory(run: pathlib.Path, lowest: int) -> tuple[int, pathlib.Path]
         except FileExistsError:  # another writer was faster
             continue
         # if another process replaces the run from now on, it removes the directory
-        if _replacements(run)[0] <= number:
-            return number, path
+        first, started = _replacements(run)
+        if first <= number:
+            return number, path, started
         with contextlib.suppress(OSError):
             path.rmdir()
 

@@ -27,7 +27,7 @@ from lox._transforms.transformed import Transformed, check_callable
 
 from ._runs.backend import RowWriter, Words
 from ._runs.config import plain_config, split_config
-from ._runs.open_runs import OpenRuns
+from ._runs.open_runs import Full, OpenRuns
 from ._runs.processes import ALL, FIRST, check_processes
 from ._runs.sending import check_logs, send
 from ._runs.sinks import CloseSink, OpenSink, WriteSink
@@ -79,14 +79,16 @@ class Logger:
 
     Attributes:
         background: whether the backend is slow. It is then called by a background
-            thread, from a queue. The queue is bounded: if it is full, the program
-            waits; nothing is dropped.
+            thread, from a queue, which is bounded; nothing is dropped.
+        full: what happens if this queue is full: with `"wait"`, the program waits; with
+            `"spill"`, logs wait in `.lox/unsent` on disk, and are sent later, in order.
         patience: the number of seconds that a background backend may take for a call,
             before it is considered failed.
         processes: as passed.
     """
 
     background = False
+    full: Full = "wait"
     patience = 120.0
     processes = FIRST  # for a subclass that does not call `__init__`
     # whether the rows of several processes can be kept in one run
@@ -323,6 +325,14 @@ class Logger:
         """Opens a run; the arguments are those of `OpenRuns.open`."""
         del late
         return self.open(self._run_info(words, config))
+
+    def _full_of(self, words: Words) -> Full:
+        """What happens to logs of a run if the queue is full."""
+        del words
+        return self.full
+
+    def _sync(self) -> None:
+        """Waits until closed runs are on the disk; called once for many runs."""
 
     def _row_writer(self) -> RowWriter | None:
         """A faster `write` for single rows of programs, if the backend has one."""

@@ -11,6 +11,7 @@ from lox._logs.logdict import logdict
 from lox._store.creating import check_run, create_run, open_run, remove_parts
 from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.processes import part_path
+from lox._store.syncing import flush_to_disk
 from lox._store.writer import Writer
 
 from ._base import Logger, RunInfo
@@ -34,7 +35,8 @@ class SaveLogger(Logger):
     """Saves each run to a directory of a store, for `lox.load` to read.
 
     Rows that have been written survive if the process is killed. `finish` also flushes
-    them to the disk, so that they survive a crash of the machine.
+    them to the disk, so that they survive a crash of the machine: all lanes of a `vmap`
+    at once.
 
     Args:
         path: the store's directory.
@@ -79,6 +81,8 @@ class SaveLogger(Logger):
         # absolute, since the process may change its working directory
         self._path = pathlib.Path(path).absolute()
         self._mode = mode_of(exists, "SaveLogger")
+        # the closed runs that may not be on the disk yet
+        self._closed: list[Writer] = []
 
     def _check(self, run: RunInfo) -> None:
         check_run(self._directory(run), self._mode, REMEDY)
@@ -118,3 +122,8 @@ class SaveLogger(Logger):
             run.finish()
         finally:
             run.close()
+            self._closed.append(run)
+
+    def _sync(self) -> None:
+        closed, self._closed = self._closed, []
+        flush_to_disk(path for run in closed for path in run.paths())

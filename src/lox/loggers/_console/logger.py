@@ -189,7 +189,8 @@ class _Lines:
     def refresh(self) -> None:
         with self._lock:
             view = self._view()
-            now = [(row.name, row.values, row.step) for row in view.rows], view.steps
+            rows = [(row.name, row.values, row.step) for row in view.rows]
+            now = rows, view.steps, view.waiting
             if view.rows and now != self._last:
                 self._last = now
                 self._print(view.line())

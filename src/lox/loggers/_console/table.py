@@ -46,6 +46,8 @@ class Table:
             parts.append(Text(f"and {len(view.rows) - len(rows)} more keys"))
         if view.progress:
             parts.append(_progress_bar(view.progress, width))
+        if view.waiting:
+            parts.append(Text(view.waiting))
         return Group(*parts)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lox.loggers._runs.spill import waiting
 from lox.loggers._tables import Array
 
 from .curves import RECENT, Curve, Curves, Summary
@@ -50,6 +51,8 @@ class View(NamedTuple):
     steps: str
     rate: str
     progress: Progress | None
+    # the rows of other loggers that wait on disk; empty if there are none
+    waiting: str = ""
 
     def line(self) -> str:
         """Formats the snapshot as one line."""
@@ -60,6 +63,7 @@ class View(NamedTuple):
         notes += [f"{self.rate} rows/s"] if self.rate else []
         if self.progress and self.progress.time_left:
             notes.append(f"{self.progress.time_left} left")
+        notes += [self.waiting] if self.waiting else []
         return "  ".join([*parts, f"({', '.join(notes)})"] if notes else parts)
 
 
@@ -82,6 +86,7 @@ class Viewer:
             steps=_format_steps((run.steps for run in runs), "step "),
             rate=self._rate(None, sum(run.count for run in runs), now),
             progress=self._progress_of(runs, now),
+            waiting=str(waiting),
         )
 
     def _row(self, name: str, runs: Sequence[Curves], now: float) -> Row:

@@ -15,6 +15,7 @@ from lox._logs.logdict import RowToLogs, logdict
 from lox._source import user_line
 from lox._store.keys import run_name
 
+from .spill import Chunk, Spill
 from .unsent import UNSENT, Unsent
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class OpenRun:
         opened_by_logs: whether it was opened by its first logs, before `init`.
         failed: whether the backend has failed; then all logs are saved on disk.
         hangs: whether the backend has not returned from a call.
+        spills: whether logs go to the disk when the queue is full.
+        spill: the logs that wait on disk.
     """
 
     def __init__(self, words: Words, config: Mapping[str, Any]) -> None:
@@ -58,9 +61,12 @@ class OpenRun:
         # logs that the backend may have buffered, and their size
         self.unflushed: list[logdict] = []
         self.unflushed_bytes = 0
+        self.spills = False
+        self.spill: Spill | None = None
         # the logs that are saved on disk
         self.unsent: Unsent | None = None
-        # whether a warning has reported that logs are lost
+        # how many logs could not be saved, and whether a warning has reported it
+        self.losses = 0
         self.loss_reported = False
 
 
@@ -184,6 +190,80 @@ class Backend:
                     name = run_name(run.words)
                     self.warn(run, f"could not close the run {name}: {error!r}.")
 
+    def sync(self) -> None:
+        try:
+            self._logger._sync()
+        except self._caught as error:
+            self.warn(None, f"could not flush closed runs to the disk: {error!r}.")
+
+    # --- logs that wait on disk ------------------------------------------------------
+
+    def spill(self, run: OpenRun, logs: logdict, size: int) -> bool:
+        """Writes logs to the disk, to be sent later; False if that is not possible."""
+        try:
+            if run.spill is None:
+                config = self._logger._run_info(run.words, run.config).config
+                run.spill = Spill(self.name, run.words, config)
+            run.spill.write(logs, size)
+        except Exception as error:  # such as a full disk
+            self._warn_once(
+                run,
+                "disk",
+                f"its queue is full, and logs cannot wait on disk: {error!r}. The "
+                "program waits instead.",
+            )
+            return False
+        self._warn_once(
+            run,
+            "spill",
+            "its queue is full, because the backend is slower than the program. Logs "
+            f"wait in {str(UNSENT)!r} until they are sent.",
+        )
+        return True
+
+    def send_chunk(
+        self, run: OpenRun, chunk: Chunk, part_done: Callable[[], bool]
+    ) -> None:
+        """Sends logs that wait on disk, and removes them.
+
+        If the run has failed, they become unsent logs.
+
+        Args:
+            run: the run.
+            chunk: the logs.
+            part_done: called after each part; returns whether to go on. If the backend
+                hangs, another thread continues with the chunk.
+        """
+        losses = run.losses
+        try:
+            for call, logs in chunk.remaining():
+                self.write(run, logs)
+                with self.lock:
+                    if not part_done():
+                        return
+                    chunk.mark_done(call)
+        except Exception as error:  # it cannot be read
+            chunk.forget()
+            self.warn(run, f"logs were not sent, and stay in {chunk.path}: {error!r}")
+            return
+        # a backend that buffers logs has them only now
+        self.flush(run)
+        with self.lock:
+            if not part_done():
+                return
+            chunk.forget()
+            if run.losses != losses:  # they could not be saved as unsent logs
+                return
+            try:
+                chunk.remove()
+            except OSError as error:
+                self.warn(run, f"logs that were sent stay in {chunk.path}: {error!r}")
+
+    def _warn_once(self, run: OpenRun, reason: str, message: str) -> None:
+        if reason not in self._reported:
+            self._reported.add(reason)
+            self.warn(run, message)
+
     # --- failures --------------------------------------------------------------------
 
     def fail(
@@ -235,11 +315,13 @@ class Backend:
 
     def _save(self, run: OpenRun, logs: logdict) -> None:
         if run.unsent is None:  # a warning has reported it
+            run.losses += 1
             return
         try:
             with self.lock:
                 run.unsent.write(logs)
         except Exception as error:  # try again with the next logs: they may be smaller
+            run.losses += 1
             if not run.loss_reported:
                 run.loss_reported = True
                 self.warn(run, f"logs that it does not accept are lost: {error!r}")
@@ -254,10 +336,11 @@ class Backend:
             line = _line_of(self._logger, error)
             self.warn(run, f"{what} {error!r}{line}. The program continues; {where}")
 
-    def warn(self, run: OpenRun, message: str) -> None:
+    def warn(self, run: OpenRun | None, message: str) -> None:
         text = f"{self.name}: {message}"
+        line = user_line() if run is None else run.line
         try:
-            warnings.warn_explicit(text, LoxWarning, *run.line)
+            warnings.warn_explicit(text, LoxWarning, *line)
         except LoxWarning as error:
             self.raise_later(error)
         except Exception:  # it cannot be shown: for example, `sys.stderr` is closed

@@ -1,11 +1,12 @@
 """The open runs of a logger, on the host."""
 
+import contextlib
 import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lox._errors import LoxError, LoxValueError
 from lox._logs.logdict import RowToLogs, logdict
@@ -15,6 +16,7 @@ from .backend import Backend, OpenRun, Words, size_of
 from .exit import call_all, forget_after_fork, register_open, unregister_open
 from .processes import ProcessFilter
 from .queue import JobQueue
+from .spill import Chunk
 
 if TYPE_CHECKING:
     from lox.loggers._base import Logger
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
 # how many logs may arrive before their run is opened; then they open it
 _MAX_EARLY = 20_000
 _MAX_EARLY_BYTES = 16 << 20
+# what to do with logs if the queue of a slow backend is full
+Full = Literal["wait", "spill"]
+_FULL = get_args(Full)
+
+
+def check_full(full: str, logger: str) -> None:
+    """Raises if the option `full` of a logger is not valid."""
+    if full not in _FULL:
+        raise LoxValueError(
+            f"`full` of `{logger}` is {full!r}; it must be "
+            f"{' or '.join(map(repr, _FULL))}."
+        )
 
 
 # The open runs of every logger, by a number. Programs that several loggers share send
@@ -46,6 +60,7 @@ class OpenRuns:
         self._inherited: list[Any] = []
         self.number = next(_numbers)
         numbered[self.number] = self
+        check_full(logger.full, self.backend.name)
         self.reset()
         forget_after_fork(self)
 
@@ -64,7 +79,7 @@ class OpenRuns:
         self._queue: JobQueue | None = None
         if self.logger.background:
             name, patience = self.backend.name, self.logger.patience
-            self._queue = JobQueue(name, patience, self._flush_all)
+            self._queue = JobQueue(name, patience, self._on_idle)
 
     # --- opening ---------------------------------------------------------------------
 
@@ -125,7 +140,7 @@ class OpenRuns:
             self._set_config(run)
             self.backend.raise_error()
         else:
-            self._put(functools.partial(self._set_config, run))
+            self._put_call(self._set_config, run)
 
     def _set_config(self, run: OpenRun) -> None:
         problem = self.backend.set_config(run)
@@ -173,6 +188,7 @@ class OpenRuns:
         config: Mapping[str, Any] | None = None,
     ) -> OpenRun:
         run = OpenRun(words, config or {})
+        run.spills = self.logger._full_of(words) == "spill"
         late_error: LoxError | None = None
         if self._queue is None:
             try:
@@ -185,7 +201,7 @@ class OpenRuns:
         self._open[words] = run
         register_open(self)
         if self._queue is not None:
-            self._put(functools.partial(self.backend.open, run))
+            self._put_call(self.backend.open, run)
         if late_error is not None:
             raise late_error
         return run
@@ -229,8 +245,7 @@ class OpenRuns:
                 if self.backend.error is not None:
                     self.backend.raise_error()
         if self._queue is not None:
-            job = functools.partial(self.backend.write, run, logs)
-            self._put(job, size_of(logs))
+            self._put_logs(run, logs)
             if self.backend.error is not None:
                 self.backend.raise_error()
         if error is not None:
@@ -301,7 +316,10 @@ class OpenRuns:
                 self.backend.close(run)
                 self.backend.raise_error()
                 return
-        self._put(functools.partial(self.backend.close, run))
+        with self._queue.lock if run.spills else contextlib.nullcontext():
+            self._put_chunks(run)
+            self._put_call(self.backend.close, run)
+            run.spills = False  # so that no logs go to the disk any more
         self.backend.raise_error()
 
     def close_late(self, words: Words) -> None:
@@ -328,6 +346,7 @@ class OpenRuns:
                 self._give_up(generation)
             with self._lock:
                 self._unregister_if_done()
+        self.backend.sync()
         self.backend.raise_error()
 
     def _unregister_if_done(self) -> None:
@@ -366,6 +385,55 @@ class OpenRuns:
             for job in self._queue.give_up():  # these only write to the disk now
                 job()
 
-    def _flush_all(self) -> None:
-        for run in list(self._open.values()):
+    def _put_call(self, call: Callable[[OpenRun], None], run: OpenRun) -> None:
+        assert self._queue is not None
+        job = functools.partial(call, run)
+        if run.spills:  # the program does not wait
+            self._queue.put_now(job)
+        else:
+            self._put(job)
+
+    def _put_logs(self, run: OpenRun, logs: logdict) -> None:
+        assert self._queue is not None
+        job, size = functools.partial(self.backend.write, run, logs), size_of(logs)
+        if run.spills:
+            # the lock, so that the worker sends nothing in between
+            with self._queue.lock:
+                # logs that wait on disk come first
+                if not run.spill and self._queue.has_room():
+                    self._queue.put_now(job, size)
+                    return
+                if run.spills and self.backend.spill(run, logs, size):
+                    return
+                self._put_chunks(run)
+        self._put(job, size)
+
+    def _put_chunks(self, run: OpenRun) -> None:
+        """Adds jobs that send the logs of a run that wait on disk."""
+        assert self._queue is not None
+        if run.spill:
+            with self._queue.lock:
+                for chunk in run.spill.claim():
+                    self._queue.put_now(functools.partial(self._send_chunk, run, chunk))
+
+    def _send_chunk(self, run: OpenRun, chunk: Chunk) -> None:
+        queue = self._queue
+        assert queue is not None
+        generation = queue.generation
+
+        def part_done() -> bool:
+            queue.part_done()
+            return queue.generation == generation
+
+        self.backend.send_chunk(run, chunk, part_done)
+
+    def _on_idle(self) -> None:
+        assert self._queue is not None
+        runs = list(self._open.values())
+        for run in runs:
             self.backend.flush(run)
+        with self._queue.lock:
+            # else some of their logs may be in the queue, which come first
+            if self._queue.is_empty():
+                for run in runs:
+                    self._put_chunks(run)

@@ -1,6 +1,7 @@
 """A bounded queue with one worker thread, between a program and a slow backend.
 
-`put` blocks while the queue is full; no job is dropped.
+`put` blocks while the queue is full, or calls a function that saves the job elsewhere;
+no job is dropped.
 """
 
 import collections
@@ -28,7 +29,8 @@ class JobQueue:
     Args:
         name: the name of the thread.
         patience: the number of seconds for which a job may block the others.
-        on_idle: a function for the worker to call when there are no more jobs.
+        on_idle: a function for the worker to call when there are no more jobs, which
+            may add some.
     """
 
     def __init__(self, name: str, patience: float, on_idle: Callable[[], None]) -> None:
@@ -41,6 +43,8 @@ class JobQueue:
         self._batch: Jobs = collections.deque()
         # the total numbers of jobs and of bytes
         self._put = self._done = self._bytes_put = self._bytes_done = 0
+        # how many parts of long jobs are done
+        self._parts_done = 0
         # how many workers were abandoned
         self.generation = 0
         # how many threads wait for jobs to be done
@@ -56,8 +60,14 @@ class JobQueue:
         If an interrupt arrives, adds the job without waiting for room.
         """
         with self._changed:
-            if not self._has_room() and not self._wait(self._has_room):
+            if not self.has_room() and not self._wait(self.has_room):
                 return False
+            self.put_now(job, size)
+        return True
+
+    def put_now(self, job: Job, size: int = 0) -> None:
+        """Adds a job, even if there is no room."""
+        with self._changed:
             self._jobs.append((job, size))
             self._put += 1
             self._bytes_put += size
@@ -67,7 +77,15 @@ class JobQueue:
             elif self._idle:  # wake it up; a busy worker sees the job by itself
                 self._idle = False
                 self._changed.notify_all()
-        return True
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Held while jobs are added, so that several can be added in order."""
+        return self._changed
+
+    def part_done(self) -> None:
+        """Called by a long job from time to time, to show that it does not hang."""
+        self._parts_done += 1
 
     def join(self) -> bool:
         """Waits until all jobs put so far are done; False if that takes too long."""
@@ -104,7 +122,10 @@ class JobQueue:
             self._changed.notify_all()
         return remaining
 
-    def _has_room(self) -> bool:
+    def is_empty(self) -> bool:
+        return not self._jobs and not self._batch
+
+    def has_room(self) -> bool:
         jobs = len(self._jobs) + len(self._batch)
         size = self._bytes_put - self._bytes_done
         # an empty queue takes a job of any size
@@ -112,13 +133,13 @@ class JobQueue:
 
     def _wait(self, until: Callable[[], bool]) -> bool:
         """Waits for a condition, or for an interrupt; False if no job gets done."""
-        done, since = self._done, time.monotonic()
+        done, since = self._progress(), time.monotonic()
         self._waiting += 1
         self._changed.notify_all()
         try:
             while not until() and not signals.has_deferred():
-                if self._done != done:
-                    done, since = self._done, time.monotonic()
+                if self._progress() != done:
+                    done, since = self._progress(), time.monotonic()
                 left = since + self._patience - time.monotonic()
                 if left <= 0:
                     return False
@@ -126,6 +147,9 @@ class JobQueue:
         finally:
             self._waiting -= 1
         return True
+
+    def _progress(self) -> int:
+        return self._done + self._parts_done
 
     def _start(self) -> None:
         # a daemon: a client that hangs must not keep Python from exiting
@@ -136,8 +160,9 @@ class JobQueue:
         except RuntimeError:  # some Python versions start no threads during exit
             self._worker = None
             while self._jobs:
-                self._jobs.popleft()[0]()
-            self._on_idle()
+                while self._jobs:
+                    self._jobs.popleft()[0]()
+                self._on_idle()  # may add jobs
             self._done, self._bytes_done = self._put, self._bytes_put
             self._idle = True
 

@@ -16,6 +16,7 @@ from lox._host.callbacks import CallbackSink, Consume, HostSink
 from lox._host.errors import callback_errors
 from lox._host.logdicts import (
     each_lane,
+    lane_converter,
     lane_row_converter,
     per_lane_converter,
     row_converter,
@@ -228,7 +229,19 @@ class OpenSink(RunSink):
 
 
 class CloseSink(RunSink):
-    """Closes runs."""
+    """Closes runs: those of all lanes, and then waits for them once."""
+
+    def consumer(self, event: Event) -> Consume:
+        if not (event.layout.lanes or event.layout.masked):
+            return super().consumer(event)
+        convert = lane_converter(event)
+
+        def consume(operands: Sequence[Any]) -> None:
+            payloads = [logs[PAYLOAD] for logs in convert(operands) if logs]
+            if payloads:
+                self.handle(np.stack(payloads), late=True)
+
+        return consume
 
     def handle(self, payload: Any, late: bool) -> None:
         later = late and (self.shared or self.runs.logger._unordered)

@@ -13,8 +13,32 @@ from lox._store.writer import Writer
 UNSENT = pathlib.Path(".lox") / "unsent"
 
 
+class UnsentRuns:
+    """Creates runs for the unsent logs of one run, named by logger, run and time."""
+
+    def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
+        self._name = f"{name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self._words = words
+        self._config = config
+        self._number = 0
+
+    def new_writer(self) -> Writer:
+        while True:
+            number = self._number
+            path = UNSENT / (f"{self._name}-{number}" if number else self._name)
+            try:
+                writer = open_run(path, "x", self._words, self._config)
+            except StoreError:
+                if not path.exists():
+                    raise
+                self._number += 1
+            else:
+                self._number += 1
+                return writer
+
+
 class Unsent:
-    """The unsent logs of one run, in a directory named by logger, run and time.
+    """The unsent logs of one run.
 
     Args:
         name: the name of the logger.
@@ -23,28 +47,15 @@ class Unsent:
     """
 
     def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
-        self._name = f"{name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self._words = words
-        self._config = config
-        self._writer = self._new_writer()
-
-    def _new_writer(self) -> Writer:
-        number = 0
-        while True:
-            path = UNSENT / (f"{self._name}-{number}" if number else self._name)
-            try:
-                return open_run(path, "x", self._words, self._config)
-            except StoreError:
-                if not path.exists():
-                    raise
-                number += 1
+        self._runs = UnsentRuns(name, words, config)
+        self._writer = self._runs.new_writer()
 
     def write(self, logs: logdict) -> None:
         try:
             self._writer.write(logs)
         except LoxError:  # cannot be stored in one run with the previous logs
             self._writer.close()
-            self._writer = self._new_writer()
+            self._writer = self._runs.new_writer()
             self._writer.write(logs)
 
     def close(self) -> None:

@@ -38,6 +38,8 @@ class TensorBoardLogger(Tracker):
         images: the keys, by name or pattern, whose arrays to show as images. The shape
             is (height, width) or (height, width, channels); the values are floats
             between 0 and 1, or bytes.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
 
     Example:
         >>> import tempfile
@@ -60,8 +62,9 @@ class TensorBoardLogger(Tracker):
         step: str | None = None,
         histograms: Names = (),
         images: Names = (),
+        processes: str = "first",
     ) -> None:
-        super().__init__(config, step, histograms, images)
+        super().__init__(config, step, histograms, images, processes=processes)
         self._given_path = pathlib.Path(path)
         # absolute, since the process may change its working directory
         self._path = self._given_path.absolute()

@@ -14,7 +14,7 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import Logger, LoggerState, RunInfo, words_of
 from lox.loggers._runs.backend import Words
 from lox.loggers._runs.config import split_config
-from lox.loggers._runs.open_runs import OpenRuns
+from lox.loggers._runs.open_runs import Full, OpenRuns
 from lox.loggers._runs.sending import send
 from lox.loggers._runs.sinks import OpenSink
 
@@ -56,6 +56,10 @@ class FunctionLogger(Logger):
     @property
     def _kind(self) -> str:
         return self._module
+
+    def _full_of(self, words: Words) -> Full:
+        tracker = self._trackers.get(words)
+        return self.full if tracker is None else tracker.full
 
     def open(self, run: RunInfo) -> Any:
         # a state from another process comes without the options of its `init`

@@ -11,6 +11,7 @@ from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.config import flat_config
 from lox.loggers._runs.exit import fatal_error
+from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import python_numbers
 
 from .tracker import IntegerSteps, Tracker
@@ -73,6 +74,10 @@ class MLflowLogger(Tracker):
         tracking_uri: where to store the runs; by default the tracking URI of `mlflow`.
         step: the name of the step to use as the x-axis; by default `step`, else the
             first. MLflow supports one step only.
+        full: what happens if the queue is full because the tracker is slow: with
+            `"wait"`, the program waits; with `"spill"`, logs wait on disk.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
     """
 
     shows_histograms = False
@@ -83,8 +88,10 @@ class MLflowLogger(Tracker):
         config: Mapping[str, Any] | None = None,
         tracking_uri: str | None = None,
         step: str | None = None,
+        full: Full = "wait",
+        processes: str = "first",
     ) -> None:
-        super().__init__(config, step)
+        super().__init__(config, step, full=full, processes=processes)
         self._mlflow = require("mlflow", "mlflow", "`MLflowLogger`")
         self._experiment = experiment
         self._uri = tracking_uri

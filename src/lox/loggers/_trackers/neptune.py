@@ -14,6 +14,7 @@ import numpy as np
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
+from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers
 
 from .histogram import histograms_of
@@ -85,6 +86,10 @@ class NeptuneLogger(Tracker):
         images: the keys, by name or pattern, whose arrays to log as images. The shape
             is (height, width) or (height, width, channels); the values are floats
             between 0 and 1, or bytes.
+        full: what happens if the queue is full because the tracker is slow: with
+            `"wait"`, the program waits; with `"spill"`, logs wait on disk.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
         **options: options of `neptune.init_run`. `mode` is `"offline"` by default, or
             the value of `NEPTUNE_MODE`: `"debug"` writes nothing, `"async"` sends to a
             self-hosted server.
@@ -98,9 +103,11 @@ class NeptuneLogger(Tracker):
         step: str | None = None,
         histograms: Names = (),
         images: Names = (),
+        full: Full = "wait",
+        processes: str = "first",
         **options: Any,
     ) -> None:
-        super().__init__(config, step, histograms, images)
+        super().__init__(config, step, histograms, images, full, processes)
         with warnings.catch_warnings():  # raised by packages that Neptune imports
             warnings.simplefilter("ignore", DeprecationWarning)
             self._neptune = require("neptune", "neptune", "`NeptuneLogger`")

@@ -16,6 +16,7 @@ from lox._logs.logdict import logdict
 from lox._patterns import matches
 from lox._source import user_line
 from lox.loggers._base import Logger
+from lox.loggers._runs.open_runs import Full, check_full
 from lox.loggers._tables import Array, Table, split_by_lane, tables
 
 Names = str | Iterable[str]
@@ -30,6 +31,9 @@ class Tracker(Logger):
             first.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
         images: the keys, by name or pattern, whose arrays to show as images.
+        full: what happens if the queue is full: the program waits (`"wait"`), or logs
+            wait on disk (`"spill"`).
+        processes: which processes of a job log: `"first"` or `"all"`.
     """
 
     background = True
@@ -41,8 +45,12 @@ class Tracker(Logger):
         step: str | None = None,
         histograms: Names = (),
         images: Names = (),
+        full: Full = "wait",
+        processes: str = "first",
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, processes)
+        check_full(full, type(self).__name__)
+        self.full = full
         # warnings are about options, and name the line that set them
         self._line = user_line()
         self._warned: set[str] = set()

@@ -12,6 +12,7 @@ import numpy as np
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
+from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
 from .histogram import histograms_of
@@ -42,6 +43,10 @@ class TrackioLogger(Tracker):
         images: the keys, by name or pattern, whose arrays to show as images. The shape
             is (height, width) or (height, width, channels); the values are floats
             between 0 and 1, or bytes.
+        full: what happens if the queue is full because the tracker is slow: with
+            `"wait"`, the program waits; with `"spill"`, logs wait on disk.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
         **options: other options of `trackio.init`, such as `space_id`. Hardware metrics
             are logged only with `auto_log_cpu` or `auto_log_gpu`.
     """
@@ -54,9 +59,11 @@ class TrackioLogger(Tracker):
         step: str | None = None,
         histograms: Names = (),
         images: Names = (),
+        full: Full = "wait",
+        processes: str = "first",
         **options: Any,
     ) -> None:
-        super().__init__(config, step, histograms, images)
+        super().__init__(config, step, histograms, images, full, processes)
         self._trackio = require("trackio", "trackio", "`TrackioLogger`")
         check_options(options, self._trackio.init, "TrackioLogger", "trackio.init")
         quiet = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}

@@ -15,6 +15,7 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
+from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
 from .histogram import histograms_of
@@ -61,6 +62,10 @@ class WandbLogger(Tracker):
         images: the keys, by name or pattern, whose arrays to show as images. The shape
             is (height, width) or (height, width, channels); the values are floats
             between 0 and 1, or bytes.
+        full: what happens if the queue is full because the tracker is slow: with
+            `"wait"`, the program waits; with `"spill"`, logs wait on disk.
+        processes: which processes of a job log: `"first"`, or `"all"`, each to a run of
+            its own.
         **options: options of `wandb.init`, such as `mode`, `entity` or `tags`. With
             `resume`, a run resumes the W&B run with the same key. `settings` replaces
             the settings that keep W&B quiet.
@@ -74,9 +79,11 @@ class WandbLogger(Tracker):
         step: str | None = None,
         histograms: Names = (),
         images: Names = (),
+        full: Full = "wait",
+        processes: str = "first",
         **options: Any,
     ) -> None:
-        super().__init__(config, step, histograms, images)
+        super().__init__(config, step, histograms, images, full, processes)
         self._wandb = require("wandb", "wandb", "`WandbLogger`")
         check_options(options, self._wandb.init, "WandbLogger", "wandb.init")
         self._check_mode(options.get("mode"))
