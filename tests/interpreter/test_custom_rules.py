@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import lox
+from tests import programs
 from tests.interpreter.programs_that_log import every_way, logged, printed, rows, tapped
 
 # --- recomputation ----------------------------------------------------------
@@ -684,3 +685,32 @@ def test_custom_function_in_loop_in_checkpoint_logs(custom, inner):
     assert lox.spool(g, capacity=3)(1.0)[1]["v"].tolist() == [1.0, 1.5]
     xs = jnp.ones(2)
     assert rows(tapped(jax.vmap(g), xs), "v") == [1.0, 1.0, 1.5, 1.5]
+
+
+BACKWARD_RULE_IN_BRANCH = """
+import jax
+import jax.numpy as jnp
+from jax import lax
+import lox
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+def bwd(x, ct):
+    lox.log({"ct": ct})
+    return (jnp.cos(x) * ct,)
+
+sine.defvjp(lambda x: (jnp.sin(x), x), bwd)
+
+def of_all(xs):
+    return jax.vmap(lambda x: lax.cond(x > 1, sine, lambda x: 2 * x, x))(xs).sum()
+
+_, logs = lox.spool(jax.grad(of_all))(jnp.array([0.5, 2.0]))
+print([dict(lane.compact()) for lane in logs.lanes()] == [{}, {"ct": 1.0}])
+"""
+
+
+def test_backward_rule_in_branch_logs_only_in_lanes_that_took_it():
+    # in a new process, where no event precedes the one of the rule
+    assert programs.run(BACKWARD_RULE_IN_BRANCH).stdout.split()[-1] == "True"

@@ -146,3 +146,31 @@ def test_optimistix_logs_every_newton_step_once(way):
 def test_optimistix_lanes_log_their_own_steps():
     fun = lox.observe(root_sum, carry=iterate, loops="while[0]")
     assert_lanes(fun, jnp.array([1.0, 2.0, 700.0]))
+
+
+def test_loops_of_a_linear_solve_are_reported():
+    lx = pytest.importorskip("lineax")
+
+    def solve(b, solver):
+        matrix = jnp.array([[2.0, 0.1], [0.1, 3.0]])
+        operator = lx.MatrixLinearOperator(matrix, lx.positive_semidefinite_tag)
+
+        def step(x, t):
+            return x + lx.linear_solve(operator, b * t, solver).value, None
+
+        return jax.lax.scan(step, b, jnp.arange(3.0))[0]
+
+    def iterative(b):
+        return solve(b, lx.CG(1e-4, 1e-4))
+
+    def direct(b):
+        return solve(b, lx.Cholesky())
+
+    b = jnp.ones(2)
+    with pytest.warns(lox.LoxWarning, match="inside of `lineax.linear_solve`"):
+        logs = lox.spool(lox.observe(iterative, carry=True))(b)[1]
+    for fun in (
+        lox.observe(iterative, carry=True, loops="scan[0]"),
+        lox.observe(direct, carry=True),
+    ):
+        np.testing.assert_allclose(lox.spool(fun)(b)[1]["x"], logs["x"], rtol=1e-3)

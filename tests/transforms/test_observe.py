@@ -391,6 +391,7 @@ def test_outputs_log_what_a_primitive_returns():
     for way in (plain, jax.grad):
         _, logs = lox.spool(way(first))(4.0 * jnp.eye(2))
         np.testing.assert_allclose(logs["l"], 2 * np.sqrt([1, 2, 3]), rtol=1e-6)
+        assert logs.iteration["l"].tolist() == [0, 1, 2]
     _, logs = lox.spool(lox.observe(fun, outputs={"cholesky": True}))(jnp.eye(2))
     assert logs["cholesky"].shape == (3, 2, 2)
 
@@ -402,11 +403,91 @@ def test_outputs_of_selected_loops_only():
 
     outputs = {"sin": True}
     _, logs = lox.spool(lox.observe(fun, outputs=outputs))(1.0)
-    assert len(logs["sin"]) == 4
+    assert logs.iteration["sin"].tolist() == [0, 1, 2, 0]
     _, logs = lox.spool(lox.observe(fun, outputs=outputs, loops="scan[0]"))(1.0)
     np.testing.assert_allclose(logs["sin"], np.sin(np.arange(3)), rtol=1e-6)
     with pytest.raises(lox.LoxValueError, match="these loops have no such primitive"):
         lox.observe(fun, outputs={"cos": True}, loops="scan[0]")(1.0)
+
+
+@jax.custom_jvp
+def sine_of(x):
+    return jnp.sin(x)
+
+
+@sine_of.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return jnp.sin(x), jnp.cos(x) * t
+
+
+@jax.custom_vjp
+def sine_with_vjp(x):
+    return jnp.sin(x)
+
+
+sine_with_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.cos(x) * ct,))
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        jnp.sin,
+        jax.jit(jnp.sin),
+        jax.checkpoint(jnp.sin),
+        sine_of,
+        sine_with_vjp,
+        lambda x: lax.cond(x > -9.0, jnp.sin, lambda x: x, x),
+        lambda x: jax.jit(lambda x: lax.cond(x > -9.0, sine_of, lambda x: x, x))(x),
+    ],
+    ids=["plain", "jit", "checkpoint", "custom_jvp", "custom_vjp", "cond", "nested"],
+)
+def test_outputs_have_the_iteration_of_the_innermost_loop(called):
+    def fun(x):
+        def inner(c, t):
+            return c + called(c + t), None
+
+        def outer(c, t):
+            c = lax.scan(inner, called(c), jnp.arange(2.0))[0]
+            return c, None
+
+        return called(lax.scan(outer, called(x), jnp.arange(2.0))[0])
+
+    expected = [0, 0, 0, 1, 1, 0, 1, 0]
+    numbers = {
+        None: expected,
+        "scan[0]": [0, 0, 0, 1, 1, 1],
+        "scan[0]/scan[0]": [0, 1, 0, 1],
+    }
+    for loops, found in numbers.items():
+        observed = lox.observe(fun, outputs={"sin": True}, loops=loops)
+        assert lox.spool(observed)(0.5)[1].iteration["sin"].tolist() == found
+    observed = lox.observe(fun, outputs={"sin": True})
+    logs = lox.spool(jax.grad(observed))(0.5)[1]
+    assert logs.iteration["sin"].tolist() == expected
+    logs = jax.vmap(lox.spool(jax.grad(observed)))(jnp.arange(2.0))[1]
+    assert logs.iteration["sin"].tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("order", ["vmap(observe)", "observe(vmap)"])
+def test_outputs_in_while_loops_have_the_iteration(order):
+    def fun(x):
+        def body(c):
+            return c[0] + 1, jnp.sin(c[1]) + 1.0
+
+        return lax.while_loop(lambda c: (c[0] < 3) & (jnp.cos(c[1]) < 2), body, (0, x))
+
+    outputs = {"sin": True, "cos": True}
+    if order == "vmap(observe)":
+        fun = jax.vmap(lox.observe(fun, outputs=outputs))
+    else:
+        fun = lox.observe(jax.vmap(fun), outputs=outputs)
+    received = []
+    lox.tap(fun, received.append)(jnp.arange(2.0))
+    jax.effects_barrier()
+    for key, numbers in (("sin", [0, 1, 2]), ("cos", [0, 1, 2, 3])):
+        found = {int(logs.iteration[key]) for logs in received if key in logs}
+        assert sorted(found) == numbers
 
 
 def both(x):
@@ -478,7 +559,8 @@ def test_result_that_is_not_observed_is_the_same_program():
 
 
 def test_pattern_without_a_loop_is_refused_and_lists_the_loops():
-    with pytest.raises(lox.LoxValueError, match=r"(?s)matches no loop.*while\[0\] at"):
+    message = r"(?s)test_observe.py:\d+, has 'scan\[7\]'.*no loop.*while\[0\] at"
+    with pytest.raises(lox.LoxValueError, match=message):
         lox.observe(both, carry=True, loops="scan[7]")(5.0)
 
 
@@ -495,6 +577,11 @@ def test_function_that_returns_no_mapping_is_refused():
 def test_value_that_is_not_an_array_is_refused():
     with pytest.raises(lox.LoxTypeError, match=r"`carry` of `lox.observe`, for .*'a'"):
         lox.observe(scanned, carry=lambda leaves: {"a": "x"})(1.5)
+
+
+def test_key_that_is_not_a_string_is_refused():
+    with pytest.raises(lox.LoxTypeError, match=r"`carry` of `lox.observe`.*key 1 for"):
+        lox.observe(scanned, carry=lambda leaves: {1: leaves[0]})(1.5)
 
 
 def test_same_key_in_carry_and_ys_is_refused():

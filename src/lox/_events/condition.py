@@ -36,12 +36,15 @@ class Condition(NamedTuple):
     def of(cls, when: Any, caller: str) -> "Condition":
         if not is_array(when) or jnp.result_type(when) != jnp.bool_:
             kind = describe(when)
-            if is_array(when):
-                kind += f" of dtype {jnp.result_type(when)}"
+            if hasattr(when, "dtype"):
+                kind += f" of dtype {when.dtype}"
+            remedy = "Use a comparison: `when=x > 0`"
+            if isinstance(when, list | tuple):
+                remedy = "Convert it to an array: `when=jnp.array(done)`"
             raise LoxTypeError(
                 f"{caller}: `when` must be a boolean or an array of booleans, not "
-                f"{kind}. Use a comparison: `when=x > 0`. To log a step of this name, "
-                "give it another name: `when_step`."
+                f"{kind}. {remedy}. To log a step of this name, give it another name: "
+                "`when_step`."
             )
         shape = np.shape(when)
         mask = when if isinstance(when, np.ndarray) else host.to_array(when)

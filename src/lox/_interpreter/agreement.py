@@ -37,7 +37,7 @@ def agree(key: str, parts: list[Rows]) -> list[Rows]:
             raise StepError(
                 f"{key!r} is logged with {_steps(first)} at {first.source} and with "
                 f"{_steps(other)} at {other.source}. Give every `lox.log` of "
-                f"{key!r} the same steps, or one of them another name."
+                f"{key!r} the same steps, or one of them another name or a `prefix`."
             )
         if other.own_shapes() != first.own_shapes():
             raise ShapeError(

@@ -146,3 +146,11 @@ def events_inside(eqn: Any) -> tuple[Event, ...]:
     for jaxpr in jaxprs_of(eqn):
         events.update(dict.fromkeys(events_of(jaxpr)))
     return tuple(events)
+
+
+def cotangents_inside(eqn: Any) -> tuple[Event, ...]:
+    """The events that reverse mode would add to the jaxprs of an equation."""
+    cotangents: dict[Event, None] = {}
+    for jaxpr in jaxprs_of(eqn):
+        cotangents.update(dict.fromkeys(cotangents_of(jaxpr)))
+    return tuple(cotangents)

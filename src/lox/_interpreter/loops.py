@@ -13,6 +13,7 @@ from typing import Any
 from lox._jax import debug_info, hijax, jaxprs, primitives
 from lox._source import Source
 
+from .equinox_primitives.expansion import expand, filtered_params
 from .rule_table import find_rule
 
 # Where an equation is: the numbers of equations and of their jaxprs, from outside in.
@@ -75,10 +76,12 @@ class Output:
     Attributes:
         primitive: the name of its primitive.
         source: the user's line.
+        in_loop: whether an observed loop is around it.
     """
 
     primitive: str
     source: Source
+    in_loop: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +113,16 @@ def find_sites(
 def loops_of(jaxpr: Any) -> list[Loop]:
     """All loops of a program."""
     return [s.target for _, s in find_sites(jaxpr) if isinstance(s.target, Loop)]
+
+
+def has_hidden_loops(jaxpr: Any) -> bool:
+    """Whether a linear solve of lineax has loops, which cannot be observed."""
+    return any(
+        bool(loops_of(expand(eqn)))
+        if eqn.primitive.name == "linear_solve" and filtered_params(eqn.params)
+        else any(has_hidden_loops(inner) for _, inner in jaxprs_that_run(eqn))
+        for eqn in jaxprs.open_jaxpr(jaxpr).eqns
+    )
 
 
 def _sites_in(

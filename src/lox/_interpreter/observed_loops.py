@@ -5,7 +5,7 @@ comes out is an ordinary program with `log_p` in it: all other rules of lox, and
 own transformations, treat the new events as they treat those of `lox.log`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from lox._jax import (
 
 from .contents import events_of
 from .handlers import NO_STATE
+from .iteration_numbers import bind_unnumbered, evaluate_numbered
 from .loops import Loop, Output, Path, Site, find_sites
 from .rule_watches import LineRemover, lines_of
 from .walk import Walk, without_events
@@ -62,7 +63,10 @@ class Observer:
         """
 
     def results(self, output: Output, values: Sequence[Any]) -> None:
-        """Logs the results of an equation."""
+        """Logs the results of an equation, with the number of the iteration as step.
+
+        The step is 0 here. If a loop is around the equation, its number replaces it.
+        """
 
 
 class ObservedProgram:
@@ -77,7 +81,10 @@ class ObservedProgram:
         self._observer = observer
         self._sites = sites
         # every equation and jaxpr that has an observed site inside
-        self._paths = {path[:i] for path in sites for i in range(len(path) + 1)}
+        self._paths = _prefixes(sites)
+        self._paths_of_outputs = _prefixes(
+            path for path, site in sites.items() if isinstance(site.target, Output)
+        )
 
     def __call__(self, closed: Any, args: Sequence[Any], path: Path = ()) -> list[Any]:
         """Evaluates a closed jaxpr, which is at `path` in the program."""
@@ -119,8 +126,14 @@ class ObservedProgram:
         else:
             outs = tracing.bind(eqn, args, **self._changed(eqn, here))
         if target is not None:
-            self._observer.results(target, outs)
+            self._log_results(target, outs)
         return outs
+
+    def _log_results(self, output: Output, values: Sequence[Any]) -> None:
+        if output.in_loop:
+            bind_unnumbered(lambda: self._observer.results(output, values))
+        else:
+            self._observer.results(output, values)
 
     def _changed(self, eqn: Any, here: Path) -> dict[str, Any]:
         """The parameters of an equation, with the observed loops in its jaxprs."""
@@ -171,7 +184,12 @@ class ObservedProgram:
 
         def body(*args: Any) -> list[Any]:
             number = args[consts]
-            outs = self(old, (*args[:consts], *args[consts + 1 :]), (*here, 0))
+            inner = (*args[:consts], *args[consts + 1 :])
+            if here in self._paths_of_outputs:
+                observed = self._rewritten(old, (*here, 0))
+                outs = evaluate_numbered(observed, inner, number)
+            else:
+                outs = self(old, inner, (*here, 0))
             self._observer.iteration(loop, number, outs[:carry], outs[carry:], None)
             return [number + 1, *outs]
 
@@ -202,7 +220,7 @@ class ObservedProgram:
                 args[len(consts)],
                 args[len(consts) + 1 :],
             )
-            outs = jaxprs.evaluate(body, [*inner[of_cond:], *old])
+            outs = self._numbered(body, [*inner[of_cond:], *old], number, here)
             if lanes:
                 (running,) = jaxprs.evaluate(predicate, [*inner[:of_cond], *old])
                 log = _per_lane(self._observer, loop, len(lanes))
@@ -212,7 +230,8 @@ class ObservedProgram:
             return [number + 1, *outs]
 
         def new_cond(*args: Any) -> list[Any]:
-            return jaxprs.evaluate(cond, [*args[:of_cond], *args[of_cond + 1 :]])
+            inner = [*args[:of_cond], *args[of_cond + 1 :]]
+            return self._numbered(cond, inner, args[of_cond], here)
 
         const_avals = [*cond.in_avals[:of_cond], *body.in_avals[:of_body]]
         carry_avals = [jax.typeof(start), *body.in_avals[of_body:]]
@@ -226,6 +245,14 @@ class ObservedProgram:
         )
         self._observer.end(loop, count)
         return outs
+
+    def _numbered(
+        self, closed: Any, args: Sequence[Any], number: Any, here: Path
+    ) -> list[Any]:
+        """Evaluates a jaxpr of the loop at `here`, in the iteration `number`."""
+        if here not in self._paths_of_outputs:
+            return jaxprs.evaluate(closed, args)
+        return evaluate_numbered(closed, args, number)
 
     # --- functions with derivative rules of their own ------------------------
 
@@ -308,6 +335,10 @@ class ObservedProgram:
         only_observed = Walk(LineRemover(own, anchors=True))
         only_observed(jaxprs.close(jaxpr), [*consts, *args], NO_STATE)
         return outs
+
+
+def _prefixes(paths: Iterable[Path]) -> set[Path]:
+    return {path[:i] for path in paths for i in range(len(path) + 1)}
 
 
 def observe_program(

@@ -18,7 +18,7 @@ import jax
 from lox._errors import LoxTypeError
 from lox._events.not_traced import remember_host_functions, while_tracing
 from lox._interpreter.contents import host_functions_in
-from lox._jax import tracing
+from lox._jax import patches, tracing
 from lox._libraries import nnx
 from lox._libraries.modules import check_modules
 
@@ -70,6 +70,7 @@ class Compiled:
         own_args: how many leading arguments belong to the transformation; they are
             always traced.
         sink: the destination of the events that the program delivers, if it has one.
+        collects: whether the transformation collects events.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class Compiled:
         static: Static,
         own_args: int,
         sink: Any,
+        collects: bool = True,
     ) -> None:
         self._get_fun = get_fun
         self._evaluate = evaluate
         self._form = form
         self._own_args = own_args
+        self._collects = collects
         self.static = static
         self.sink = sink
         fun = get_fun()
@@ -143,6 +146,8 @@ class Compiled:
             inline: whether the program becomes part of a larger one that is being
                 traced; otherwise the internal `jit` is tracing it.
         """
+        if self._collects:  # derivative rules may bind the first event, too late
+            patches.install()
         user_fun = self._get_fun()
         fun = nnx.pure(user_fun, kwargs)
         # lists, because they are filled while the function is traced
@@ -260,6 +265,7 @@ def compiled(
     form: Form,
     static: Static,
     wrap: Callable[[Any], Any] | None = None,
+    collects: bool = True,
 ) -> Compiled:
     """Compiles `fun` for one form, or returns the cached program.
 
@@ -270,12 +276,13 @@ def compiled(
         form: where it is called.
         static: the static arguments.
         wrap: adds an argument of the transformation in front of those of the function.
+        collects: whether the transformation collects events.
     """
 
     def make(get_fun: Callable[[], Any]) -> Compiled:
         evaluate, sink = build()
         if wrap is None:
-            return Compiled(get_fun, evaluate, form, static, 0, sink)
+            return Compiled(get_fun, evaluate, form, static, 0, sink, collects)
         return Compiled(
             lambda: wrap(get_fun()), evaluate, form, static.after(1), 1, sink
         )
@@ -298,6 +305,7 @@ class Forms:
         evaluate: Callable[[Any, Sequence[Any], Form], tuple[list[Any], Any]],
         static: Static,
         outermost: Form = OUTERMOST,
+        collects: bool = True,
     ) -> "Forms":
         """Compiles `fun` for both forms.
 
@@ -307,6 +315,7 @@ class Forms:
             evaluate: `Evaluate`, with the form as the last argument.
             static: the static arguments.
             outermost: the form of calls that no other transformation encloses.
+            collects: whether the transformation collects events.
         """
 
         def form(where: Form) -> Compiled:
@@ -315,7 +324,14 @@ class Forms:
             ) -> tuple[list[Any], Any]:
                 return evaluate(closed, args, where)
 
-            return compiled(fun, key, lambda: (evaluate_here, None), where, static)
+            return compiled(
+                fun,
+                key,
+                lambda: (evaluate_here, None),
+                where,
+                static,
+                collects=collects,
+            )
 
         return cls(form(INSIDE), form(outermost))
 

@@ -60,7 +60,8 @@ def nolog(
         return decorator(nolog, locals())
     check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
-    return _Nolog(fun, Forms.of(fun, "nolog", _evaluate, static), static)
+    forms = Forms.of(fun, "nolog", _evaluate, static, collects=False)
+    return _Nolog(fun, forms, static)
 
 
 class _Nolog(Transformed):

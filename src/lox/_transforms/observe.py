@@ -1,5 +1,6 @@
 """`lox.observe`: adds events to the loops of code that does not log."""
 
+import dataclasses
 import fnmatch
 import os
 import warnings
@@ -7,10 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 
 from lox._errors import LoxTypeError, LoxValueError, LoxWarning, describe
 from lox._events.log import arrays_of, log_from
-from lox._interpreter.loops import Loop, Output, Path, Site, find_sites, loops_of
+from lox._interpreter.loops import (
+    Loop,
+    Output,
+    Path,
+    Site,
+    find_sites,
+    has_hidden_loops,
+    loops_of,
+)
 from lox._interpreter.observed_loops import ObservedProgram, Observer
 from lox._jax import jaxprs
 from lox._source import Source, user_line
@@ -96,7 +106,8 @@ def observe(
             out of the carry.
         ys: the same for what each iteration adds to the outputs of a `scan`.
         outputs: the primitives whose results to log, by name: True, or a function of
-            the list of results. These events have no step.
+            the list of results. The step `iteration` is that of the innermost observed
+            loop around the primitive, and 0 outside of loops.
         loops: which loops to observe: patterns with `*` and `?` for addresses
             (`"scan[0]/while[*]"`), lines (`"solver.py:*"`) or functions. By default,
             all but those of a backward pass. If given, `outputs` are those in these
@@ -159,7 +170,7 @@ def _list_loops(
         found.extend(loops_of(closed))
         return jaxprs.evaluate(closed, args), None
 
-    traced = Compiled(lambda: fun, evaluate, OUTERMOST, static, 0, None)
+    traced = Compiled(lambda: fun, evaluate, OUTERMOST, static, 0, None, False)
 
     def run() -> None:
         traced(*args, **kwargs)
@@ -227,11 +238,22 @@ class _Options:
         if missing:
             where = "the function has" if self._loops is None else "these loops have"
             raise LoxValueError(
-                f"`outputs` of `lox.observe` has {_listed(missing)}, and {where} no "
-                "such primitive. `jax.make_jaxpr` shows those that a function has."
+                f"`outputs` of `lox.observe`, called at {_call_line()}, has "
+                f"{_listed(missing)}, and {where} no such primitive. "
+                "`jax.make_jaxpr` shows those that a function has."
             )
         chosen = selected if self._carry or self._ys else set()
-        if not chosen and not outputs:
+        iterations = self._carry or self._ys
+        if iterations and self._loops is None and has_hidden_loops(closed):
+            warnings.warn_explicit(
+                "`lox.observe` does not log the loops inside of "
+                "`lineax.linear_solve`, which are not part of the traced program. "
+                "To log them, put `lox.log` into the linear operator; to observe only "
+                "the other loops, name them by `loops=`.",
+                LoxWarning,
+                *user_line(),
+            )
+        elif not chosen and not outputs:
             warnings.warn_explicit(
                 "`lox.observe` found no loop in the function, so that nothing is "
                 "logged. `lax.scan`, `lax.fori_loop` and `lax.while_loop` are loops; "
@@ -246,9 +268,17 @@ class _Options:
             self._prefix,
             self._tags,
             addresses=len(chosen) > 1,
+            observed=frozenset(loops[path].address for path in chosen),
         )
-        wanted = {*chosen, *outputs}
-        return observer, {path: s for path, s in found.items() if path in wanted}
+        # the loops that give outputs the number of their iteration
+        around = set(loops) if self._loops is None else selected
+        sites = {path: found[path] for path in chosen}
+        for path, output in outputs.items():
+            outer = {loop for loop in around if _inside(path, {loop})}
+            sites.update((loop, found[loop]) for loop in outer)
+            target = dataclasses.replace(output, in_loop=bool(outer))
+            sites[path] = dataclasses.replace(found[path], target=target)
+        return observer, {path: sites[path] for path in found if path in sites}
 
     def _selected(self, loops: dict[Path, Loop]) -> set[Path]:
         if self._loops is None:
@@ -257,15 +287,21 @@ class _Options:
             if not any(_matches(loop, pattern) for loop in loops.values()):
                 listed = "".join(f"\n  {loop}" for loop in loops.values()) or " none"
                 raise LoxValueError(
-                    f"`loops` of `lox.observe` has {pattern!r}, which matches no loop. "
-                    "A pattern is an address, `file.py:line` or the name of a "
-                    f"function. The loops of the function are:{listed}"
+                    f"`loops` of `lox.observe`, called at {_call_line()}, has "
+                    f"{pattern!r}, which matches no loop. A pattern is an address, "
+                    "`file.py:line` or the name of a function. The loops of the "
+                    f"function are:{listed}"
                 )
         return {
             path
             for path, loop in loops.items()
             if any(_matches(loop, pattern) for pattern in self._loops)
         }
+
+
+def _call_line() -> Source:
+    """The user's line that calls the observed function."""
+    return Source(*user_line())
 
 
 def _inside(path: Path, loops: set[Path]) -> bool:
@@ -320,6 +356,7 @@ class _Logs(Observer):
         carry, ys, outputs, prefix, tags: as in `lox.observe`.
         addresses: whether names that the user did not choose begin with the address of
             the loop.
+        observed: the addresses of the loops whose iterations are logged.
     """
 
     def __init__(
@@ -330,6 +367,7 @@ class _Logs(Observer):
         prefix: str,
         tags: tuple[str, ...],
         addresses: bool,
+        observed: frozenset[str],
     ) -> None:
         self._carry = carry
         self._ys = ys
@@ -337,6 +375,7 @@ class _Logs(Observer):
         self._prefix = prefix
         self._tags = tags
         self._addresses = addresses
+        self._observed = observed
 
     def iteration(
         self,
@@ -346,6 +385,8 @@ class _Logs(Observer):
         ys: Sequence[Any],
         running: Any,
     ) -> None:
+        if loop.address not in self._observed:  # it only counts, for `outputs`
+            return
         front = f"{loop.address}/" if self._addresses else ""
         data: dict[str, Any] = {}
         for option, choice, names, values in (
@@ -371,7 +412,7 @@ class _Logs(Observer):
         names = [name] if one else [f"{name}[{i}]" for i in range(len(values))]
         option = f"outputs[{name!r}]"
         data = _chosen(self._outputs[name], names, values, option, output.source)
-        self._log(output.source, data, {})
+        self._log(output.source, data, {"iteration": jnp.zeros((), int)})
 
     def _log(
         self, source: Source, data: Any, steps: dict[str, Any], when: Any = None
@@ -402,5 +443,10 @@ def _chosen(
             f'`{option}=lambda leaves: {{"x": leaves[0]}}`.'
         )
     for key, value in data.items():
+        if not isinstance(key, str):
+            raise LoxTypeError(
+                f"the function in `{option}` of `lox.observe` returned a dict with the "
+                f"key {key!r} for {source}; keys are strings."
+            )
         arrays_of(value, key, f"`{option}` of `lox.observe`, for {source},")
     return dict(data)

@@ -18,6 +18,11 @@ needs the first stage of a Runge-Kutta step, all lanes compute it. A counter of 
 then starts at a merged value. Events of a lane are masked until the counter reaches the
 per-lane value.
 
+The backward pass of a loop is separate from its predicates. That of a checkpointed loop
+is another loop, which gets its masks from the predicates that it carries
+(`backward_loops`). In a bounded loop, cotangents get theirs before the loop is
+differentiated (`differentiating`).
+
 In a loop that has been processed, another primitive of the same meaning replaces
 `unvmap_any`, so that it is not processed again.
 """

@@ -5,13 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.patches.missing import events_in
+from lox._interpreter.patches.missing import (
+    events_and_cotangents_in,
+    events_in,
+    may_log,
+)
 from lox._interpreter.walk import cached
 from lox._jax import batching, hijax, jaxprs, primitives
 
+from .backward_loops import predicates_of_backward_loop
 from .lane_primitives import merges_lanes
 from .masking import mask_events
-from .merged_values import merges_lanes_inside, needs_masks
+from .merged_values import merges_lanes_in, needs_masks
 
 
 def batch_inner_jaxprs(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
@@ -40,7 +45,12 @@ def batch_while(
 ) -> Any:
     """Wraps the batching rule of `while_loop`, whose own predicate may be merged."""
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    if not any(map(merges_lanes, jaxprs.open_jaxpr(cond).eqns)):
+    merges = any(map(merges_lanes, jaxprs.open_jaxpr(cond).eqns))
+    if merges:
+        masked = bool(events_and_cotangents_in(params))
+    else:
+        masked = bool(events_in(params) and predicates_of_backward_loop(params))
+    if not masked:
         return batch_inner_jaxprs(rule, axis_data, args, dims, **params)
     counts = params["cond_nconsts"], params["body_nconsts"]
 
@@ -60,7 +70,13 @@ def batch_while(
 
 
 def events_with_merged_lanes(params: dict[str, Any]) -> tuple[Event, ...]:
-    """The events of an equation, if it reduces over lanes inside."""
-    events = events_in(params)
-    merges = events and any(map(merges_lanes_inside, jaxprs.jaxprs_in(params)))
-    return events if merges else ()
+    """The events of an equation that may need masks: it reduces over lanes inside.
+
+    These include the events that reverse mode would add.
+    """
+    return events_and_cotangents_in(params) if merges_lanes_in(params) else ()
+
+
+def may_log_with_merged_lanes(params: dict[str, Any]) -> bool:
+    """The same, and whether there are derivative rules inside, which may log."""
+    return may_log(params) and merges_lanes_in(params)

@@ -7,6 +7,7 @@ from typing import Any
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
+from lox._interpreter.contents import cotangents_of
 from lox._interpreter.handlers import State
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.patches.rewriter import AllEventsRewriter
@@ -16,7 +17,7 @@ from lox._interpreter.walk import Walk
 from lox._jax import hijax, jaxprs, primitives
 
 from .counters import is_counter
-from .lane_primitives import active_state
+from .lane_primitives import active_state, same_start_p
 
 # Evaluates a closed jaxpr with these arguments, of which some have per-lane values.
 Evaluate = Callable[[Any, Sequence[Any], dict[int, Any]], list[Any]]
@@ -105,6 +106,10 @@ class _ValuePassing(Walk):
         if any(map(hijax.is_checkpoint_eqn, closed.jaxpr.eqns)):
             return None
         consts, carry, _ = primitives.scan_sizes(self._eqn.params, len(args))
+        for event in cotangents_of(closed):
+            per_lane = {
+                i: same_start_p.bind(x, event=event) for i, x in per_lane.items()
+            }
         reached = [
             args[i] >= start
             for i, start in per_lane.items()

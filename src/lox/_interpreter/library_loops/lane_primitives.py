@@ -5,6 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from lox._errors import UnsupportedPrimitiveError
+from lox._events.event import Event
 from lox._interpreter.handlers import State
 from lox._jax import primitives, rule_tables
 
@@ -51,3 +53,33 @@ rule_tables.set_no_derivative(active_p)
 def active_state(running: Any) -> State:
     """The state of an `EventMasker`, given which lanes are running."""
     return State(context=active_p.bind(running))
+
+
+# The start of a loop's counter, which must be the same in all lanes: a lane that starts
+# early, because of another one, recomputes what it would else reuse. That is where its
+# cotangents go, which reach neither computation as they would without the other lane.
+same_start_p: Any = primitives.Primitive("lox_same_start")
+same_start_p.def_impl(lambda x, *, event: x)
+same_start_p.def_abstract_eval(lambda x, *, event: x)
+rule_tables.register_lowering_as(same_start_p, lambda x, *, event: x)
+
+
+def _batch_same_start(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, event: Event
+) -> tuple[Any, Any]:
+    del axis
+    (x,), (dim,) = args, dims
+    if dim is None:
+        return same_start_p.bind(x, event=event), None
+    raise UnsupportedPrimitiveError(
+        f"the cotangent {event.call.description}, is inside a loop that may start "
+        "earlier in a lane of `jax.vmap` because another lane needs it, such as the "
+        "stages of a diffrax solver that reuses the last stage of the previous step "
+        "(FSAL, like `Tsit5`). The lane then has other cotangents than without the "
+        "others. Use `jax.lax.map` instead of `jax.vmap`, a solver without FSAL such "
+        "as `Heun`, or `log_grad` outside of the loop."
+    )
+
+
+rule_tables.register_batching(same_start_p, _batch_same_start)
+rule_tables.set_no_derivative(same_start_p)

@@ -1,21 +1,37 @@
 """Evaluates a program with masks for the events that depend on merged values."""
 
+import functools
+import operator
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 
-from lox._interpreter.contents import events_inside, events_of
+from lox._events.event import Event
+from lox._interpreter.contents import cotangents_inside, events_of
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.rule_table import before_walk
 from lox._interpreter.walk import Walk, as_array, cached
 from lox._jax import jaxprs, primitives, tracing
 
+from .backward_loops import predicates_of_backward_loop
 from .counters import is_counter
 from .inner_calls import bind_with_values, passes_values
-from .lane_primitives import across_lanes_p, active_state, merges_lanes
-from .merged_values import is_merging_loop, may_decide, merged_variables, needs_masks
+from .lane_primitives import (
+    across_lanes_p,
+    active_state,
+    merges_lanes,
+    same_start_p,
+)
+from .merged_values import (
+    is_backward_loop,
+    is_merging_loop,
+    may_decide,
+    may_log_inside,
+    merged_variables,
+    needs_masks,
+)
 
 
 @before_walk
@@ -78,17 +94,29 @@ def _evaluate_both(
             if any(var in merged for var in eqn.outvars):
                 outs, others = _bind_both(eqn, ins, map(read_per_lane, eqn.invars))
                 per_lane.update(zip(eqn.outvars, others, strict=True))
-            elif events_inside(eqn):
+            elif may_log_inside(eqn):
                 values = {
                     i: as_array(per_lane[atom])
                     for i, atom in enumerate(eqn.invars)
                     if may_decide(atom) and has_per_lane(atom)
                 }
+                for event in _logged_cotangents(eqn, jaxpr) if values else ():
+                    values = {
+                        i: same_start_p.bind(x, event=event) for i, x in values.items()
+                    }
                 outs = _bind_with_masks(eqn, ins, values)
             else:
                 outs = tracing.bind(eqn, ins)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars)), list(map(read_per_lane, jaxpr.outvars))
+
+
+def _logged_cotangents(eqn: Any, jaxpr: Any) -> list[Event]:
+    """The cotangents of a loop whose backward pass is in the same jaxpr."""
+    if eqn.primitive is not primitives.while_p:
+        return []
+    lines = {event.call.source for event in events_of(jaxpr)}
+    return [event for event in cotangents_inside(eqn) if event.call.source in lines]
 
 
 def _bind_both(
@@ -116,6 +144,8 @@ def _bind_with_masks(eqn: Any, args: list[Any], per_lane: dict[int, Any]) -> lis
     """
     if is_merging_loop(eqn) or (per_lane and eqn.primitive is primitives.while_p):
         return _bind_loop(eqn, args, per_lane)
+    if is_backward_loop(eqn):
+        return _bind_backward_loop(eqn, args)
     if per_lane and eqn.primitive is primitives.cond_p:
         if 0 not in per_lane:
             return tracing.bind(eqn, args)
@@ -228,3 +258,19 @@ def _both_predicates(cond: Any) -> Any:
         return jaxprs.trace(fun, cond.in_avals, cond)[0]
 
     return cached(cond, "predicates", make)
+
+
+def _bind_backward_loop(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Binds the backward pass of a loop, with masks for the events inside."""
+    body = eqn.params["body_jaxpr"]
+    predicates = predicates_of_backward_loop(eqn.params)
+
+    def fun(*args: Any) -> list[Any]:
+        own = functools.reduce(operator.and_, (args[i] for i in predicates))
+        return Walk(EventMasker())(body, args, active_state(own))[0]
+
+    def make() -> Any:
+        return jaxprs.trace(fun, body.in_avals, body)[0]
+
+    masked = cached(body, ("lanes", predicates), make)
+    return tracing.bind(eqn, args, body_jaxpr=masked)

@@ -3,18 +3,33 @@
 from collections.abc import Iterable
 from typing import Any
 
-from lox._interpreter.contents import events_inside, events_of
+from lox._interpreter.contents import (
+    cotangents_inside,
+    equation_has_hidden_rules,
+    events_inside,
+    events_of,
+    jaxpr_has_hidden_rules,
+)
 from lox._jax import jaxprs, primitives
 
+from .backward_loops import predicates_of_backward_loop
 from .lane_primitives import merges_lanes
+
+
+def may_log_inside(eqn: Any) -> bool:
+    """Whether an equation logs inside, or would if reverse mode differentiated it."""
+    if events_inside(eqn) or cotangents_inside(eqn):
+        return True
+    # loops have no reverse mode, but branches do: their derivative rules may log
+    return eqn.primitive is primitives.cond_p and equation_has_hidden_rules(eqn)
 
 
 def needs_masks(jaxpr: Any) -> bool:
     """Whether events in the loops and branches of a jaxpr need masks."""
-    if not events_of(jaxpr):
+    if not events_of(jaxpr) and not jaxpr_has_hidden_rules(jaxpr):
         return False
     equations = jaxprs.open_jaxpr(jaxpr).eqns
-    if any(map(is_merging_loop, equations)):
+    if any(is_merging_loop(eqn) or is_backward_loop(eqn) for eqn in equations):
         return True
     return any(map(merges_lanes, equations)) and bool(merged_variables(jaxpr))
 
@@ -24,13 +39,27 @@ def is_merging_loop(eqn: Any) -> bool:
     if eqn.primitive is not primitives.while_p:
         return False
     cond = jaxprs.open_jaxpr(eqn.params["cond_jaxpr"])
-    return any(map(merges_lanes, cond.eqns)) and bool(events_inside(eqn))
+    return any(map(merges_lanes, cond.eqns)) and may_log_inside(eqn)
+
+
+def is_backward_loop(eqn: Any) -> bool:
+    """Whether an equation is the backward pass of a loop, and logs."""
+    if eqn.primitive is not primitives.while_p or not events_inside(eqn):
+        return False
+    return bool(predicates_of_backward_loop(eqn.params))
+
+
+def merges_lanes_in(params: dict[str, Any]) -> bool:
+    """Whether an equation with these parameters reduces over lanes inside."""
+    return any(map(merges_lanes_inside, jaxprs.jaxprs_in(params)))
 
 
 def merges_lanes_inside(jaxpr: Any) -> bool:
-    """Whether a jaxpr reduces over lanes, at any depth."""
+    """Whether a jaxpr reduces over lanes, or is made for that, at any depth."""
     return any(
-        merges_lanes(eqn) or any(map(merges_lanes_inside, jaxprs.jaxprs_in(eqn.params)))
+        merges_lanes(eqn)
+        or eqn.primitive.name == "select_if_vmap"
+        or any(map(merges_lanes_inside, jaxprs.jaxprs_in(eqn.params)))
         for eqn in jaxprs.open_jaxpr(jaxpr).eqns
     )
 
@@ -63,7 +92,7 @@ def merged_variables(
         return known.get(atom, False)
 
     for eqn in jaxpr.eqns:
-        if events_inside(eqn):
+        if may_log_inside(eqn):
             results = [*results, *filter(may_decide, eqn.invars)]
     for result in results:
         is_merged(result)

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.contents import cotangents_of, events_of
+from lox._interpreter.contents import (
+    cotangents_of,
+    events_of,
+    jaxpr_has_hidden_rules,
+)
 from lox._jax import jaxprs, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 
@@ -19,10 +23,20 @@ def events_in(params: dict[str, Any]) -> tuple[Event, ...]:
 
 
 def events_and_cotangents_in(params: dict[str, Any]) -> tuple[Event, ...]:
-    """The same, with the events that reverse mode would add."""
+    """The same, with the events that reverse mode would add, by `log_grad`."""
     found = _jaxprs_in(params)
     later = (event for jaxpr in found for event in cotangents_of(jaxpr))
     return *events_in(params), *later
+
+
+def may_log(params: dict[str, Any]) -> bool:
+    """Whether an equation logs, or has derivative rules inside that may log."""
+    return bool(events_in(params)) or may_log_in_rules(params)
+
+
+def may_log_in_rules(params: dict[str, Any]) -> bool:
+    """Whether an equation has derivative rules inside that may log."""
+    return any(map(jaxpr_has_hidden_rules, _jaxprs_in(params)))
 
 
 def _jaxprs_in(params: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,10 @@ from typing import Any
 from lox._events.primitive import LOG_EFFECT, ORDERED_LOG_EFFECT, log_p
 from lox._interpreter import recomputation
 from lox._interpreter.contents import events_inside
-from lox._interpreter.library_loops import batching as library_batching
+from lox._interpreter.library_loops import (
+    batching as library_batching,
+    differentiating as library_derivatives,
+)
 from lox._jax import checkify, hijax, partial_eval, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 from lox._jax.primitives import (
@@ -29,6 +32,7 @@ from .missing import (
     events_and_cotangents_in,
     events_in,
     events_in_condition,
+    may_log,
     reject,
 )
 from .repeated_while import partial_eval_while, partial_eval_while_equation
@@ -149,6 +153,7 @@ patches.add(
         "under `vmap`, all lanes log the events of all branches",
         "log outside of `cond` and `switch`",
         events_and_cotangents_in,
+        applies=may_log,
     ),
     patch_of_rule(
         "batching",
@@ -207,9 +212,24 @@ patches.add(
             "log outside of `eqxi.while_loop` and of functions that use it",
             library_batching.events_with_merged_lanes,
             " for loops of Equinox",
+            library_batching.may_log_with_merged_lanes,
         )
         for primitive in (scan_p, cond_p, jit_p, checkpoint_p, hijax_p, while_p)
         if primitive is not None
+    ),
+    *(
+        patch_of_rule(
+            kind,
+            scan_p,
+            library_derivatives.differentiate_scan,
+            "under `vmap`, lanes log cotangents of zero after their loop of Equinox "
+            "has ended",
+            "use `log_grad` outside of `eqxi.while_loop`",
+            library_batching.events_with_merged_lanes,
+            " for loops of Equinox",
+            library_derivatives.may_log_with_merged_lanes,
+        )
+        for kind in ("JVP", "linearization")
     ),
 )
 checkify.when_rules_exist(

@@ -1,0 +1,312 @@
+"""Cotangents in Equinox's loops: each lane logs what it logs alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import lox
+from tests.libraries.equinox_programs import eqxi
+
+diffrax = pytest.importorskip("diffrax")
+
+LOOPS = {
+    "bounded": {"kind": "bounded", "max_steps": 8, "base": 2},
+    "flat": {"kind": "bounded", "max_steps": 8, "base": 8},
+    "checkpointed": {"kind": "checkpointed", "max_steps": 8, "checkpoints": 2},
+    "saved": {"kind": "checkpointed", "max_steps": 8},
+    "unbounded": {"kind": "checkpointed", "checkpoints": 3},
+}
+STARTS = jnp.array([0.5, 0.05, 2.0, 4.0])  # the last one does not run at all
+ROWS = 70
+
+
+def grown(h):
+    return jnp.sin(h) * 0.5 + h * 1.2
+
+
+def run(kind, x, body, limit=3.0, steps=7):
+    def cond(carry):
+        return (carry[1] < limit) & (carry[0] < steps)
+
+    def next_step(carry):
+        return carry[0] + 1, body(*carry)
+
+    return eqxi.while_loop(cond, next_step, (0, x), **LOOPS[kind])[1]
+
+
+# --- programs: functions of the kind of loop and x, with a scalar result -----
+
+
+def simple(kind, x):
+    return run(kind, x, lambda i, h: grown(lox.log_grad("dh", h, step=i))) ** 2
+
+
+def conditional(kind, x):
+    def body(i, h):
+        return grown(lox.log_grad("dh", h, step=i, when=h > 0.7))
+
+    return run(kind, x, body) ** 2
+
+
+def branches(kind, x):
+    def body(i, h):
+        return lax.cond(
+            h > 1.2,
+            lambda h: h * 1.3 * lox.log_grad("a", h, step=i) ** 0.1,
+            lambda h: grown(lox.log_grad("b", h, step=i)),
+            h,
+        )
+
+    return run(kind, x, body) ** 2
+
+
+def watched(kind, x):
+    def body(i, h):
+        tree = lox.watch("w", {"h": h}, grad=True, stats=("rms",), step=i)
+        return grown(tree["h"])
+
+    return run(kind, x, body) ** 2
+
+
+def scanned(kind, x):
+    def body(i, h):
+        def step(c, j):
+            return lox.log_grad("dc", c, step=10 * i + j) * 1.05 + 0.01, None
+
+        c = lax.scan(step, h, jnp.arange(2))[0]
+        return eqxi.scan(step, c, jnp.arange(2), kind="checkpointed", checkpoints=2)[0]
+
+    return run(kind, x, body) ** 2
+
+
+@jax.custom_vjp
+def sine(h, i):
+    del i
+    return jnp.sin(h)
+
+
+def _backward(residuals, ct):
+    h, i = residuals
+    lox.log({"by hand": ct, "constant": 1.0}, step=i)
+    return jnp.cos(h) * ct, None
+
+
+sine.defvjp(lambda h, i: (jnp.sin(h), (h, i)), _backward)
+
+
+def by_hand(kind, x):
+    return run(kind, x, lambda i, h: 0.5 * sine(h, i) + h * 1.2) ** 2
+
+
+def buffered(kind, x):
+    def body(carry):
+        i, h, buffer = carry
+        h = lox.log_grad("dh", h, step=i)
+        new = grown(h)
+        return i + 1, new, buffer.at[i].set(lox.log_grad("db", new * h, step=i))
+
+    _, h, buffer = eqxi.while_loop(
+        lambda carry: (carry[1] < 3.0) & (carry[0] < 7),
+        body,
+        (0, x, jnp.zeros(8)),
+        buffers=lambda carry: carry[2],
+        **LOOPS[kind],
+    )
+    return h**2 + jnp.sum(buffer**2)
+
+
+def rematerialized(kind, x):
+    @jax.jit
+    def body(i, h):
+        inner = jax.checkpoint(lambda h: lox.log_grad("dh", jnp.sin(h), step=i))
+        return grown(inner(h)) + h * 0.5
+
+    return run(kind, x, body) ** 2
+
+
+def consecutive(kind, x):
+    h = run(kind, x, lambda i, h: grown(lox.log_grad("first", h, step=i)))
+    h = lox.log_grad("between", h) - 2.0
+    return run(kind, h, lambda i, h: grown(lox.log_grad("second", h, step=i))) ** 2
+
+
+def nested(kinds, x):
+    outer, inner = kinds
+
+    def body(i, h):
+        h = lox.log_grad("outer", h, step=i)
+
+        def inner_body(j, y):
+            return grown(lox.log_grad("inner", y, step=10 * i + j))
+
+        y = run(inner, h * 0.5, inner_body, limit=1.2, steps=4)
+        return h * 1.1 + 0.1 * y + 0.1
+
+    return run(outer, x, body) ** 2
+
+
+# --- comparison --------------------------------------------------------------
+
+
+def lanes_of(logs, depth):
+    if depth == 0:
+        return [logs.compact()]
+    return [one for lane in logs.lanes() for one in lanes_of(lane, depth - 1)]
+
+
+def assert_same_logs(found, expected):
+    assert sorted(found) == sorted(expected)
+    for key in expected:
+        np.testing.assert_allclose(found[key], expected[key], rtol=1e-4, atol=1e-5)
+        if key in getattr(expected, "step", {}):
+            np.testing.assert_array_equal(found.step[key], expected.step[key])
+
+
+def collected(fun, way, xs):
+    """The logs of all lanes, and the number of axes of lanes."""
+    spool = functools.partial(lox.spool, capacity=ROWS)
+    grad = jax.grad(fun)
+    of_all = jax.grad(lambda xs: jnp.sum(jax.vmap(fun)(xs)))
+    pairs = xs.reshape(2, -1)
+    ways = {
+        "spool(vmap(grad))": lambda: (spool(jax.vmap(grad))(xs), 1),
+        "vmap(spool(grad))": lambda: (jax.vmap(spool(grad))(xs), 1),
+        "spool(grad(vmap))": lambda: (spool(of_all)(xs), 1),
+        "jit(vmap(spool(grad(jit))))": lambda: (
+            jax.jit(jax.vmap(spool(jax.grad(jax.jit(fun)))))(xs),
+            1,
+        ),
+        "spool(vmap(grad(checkpoint)))": lambda: (
+            spool(jax.vmap(jax.grad(jax.checkpoint(fun))))(xs),
+            1,
+        ),
+        "spool(vmap(vmap(grad)))": lambda: (spool(jax.vmap(jax.vmap(grad)))(pairs), 2),
+        "vmap(spool(grad(vmap)))": lambda: (jax.vmap(spool(of_all))(pairs), 2),
+    }
+    (_, logs), depth = ways[way]()
+    return logs, depth
+
+
+def check_lanes(fun, ways, xs=STARTS):
+    alone = lox.spool(jax.grad(fun), capacity=ROWS)
+    expected = [alone(x)[1] for x in xs]
+    assert any(expected)
+    for way in ways:
+        found = lanes_of(*collected(fun, way, xs))
+        for lane, other in zip(found, expected, strict=True):
+            assert_same_logs(lane, other)
+
+
+ALL_WAYS = [
+    "spool(vmap(grad))",
+    "vmap(spool(grad))",
+    "spool(grad(vmap))",
+    "jit(vmap(spool(grad(jit))))",
+    "spool(vmap(grad(checkpoint)))",
+    "spool(vmap(vmap(grad)))",
+    "vmap(spool(grad(vmap)))",
+]
+TWO_WAYS = ["vmap(spool(grad))", "spool(grad(vmap))"]
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+@pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+def test_ended_lanes_of_an_equinox_loop_log_no_cotangents(kind, way):
+    check_lanes(functools.partial(simple, kind), [way])
+
+
+@pytest.mark.parametrize("kind", ["flat", "saved", "unbounded"])
+def test_cotangents_of_lanes_do_not_depend_on_how_steps_are_saved(kind):
+    check_lanes(functools.partial(simple, kind), TWO_WAYS)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        conditional,
+        branches,
+        watched,
+        scanned,
+        by_hand,
+        buffered,
+        rematerialized,
+        consecutive,
+    ],
+)
+def test_cotangents_in_the_body_of_an_equinox_loop_are_per_lane(program, kind):
+    check_lanes(functools.partial(program, kind), TWO_WAYS)
+
+
+@pytest.mark.parametrize("inner", ["bounded", "checkpointed"])
+@pytest.mark.parametrize("outer", ["bounded", "saved"])
+def test_cotangents_in_nested_equinox_loops_are_per_lane(outer, inner):
+    check_lanes(functools.partial(nested, (outer, inner)), TWO_WAYS)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+def test_reductions_and_taps_skip_cotangents_of_ended_lanes(kind):
+    fun = functools.partial(simple, kind)
+    for options in (
+        {"reduce": "mean"},
+        {"interval": 2, "capacity": 9},
+        {"window": 2, "reduce": "sum", "capacity": 9},
+    ):
+        alone = lox.spool(jax.grad(fun), **options)
+        logs = lox.spool(jax.vmap(jax.grad(fun)), **options)(STARTS)[1]
+        for lane, x in zip(lanes_of(logs, 1), STARTS, strict=True):
+            assert_same_logs(lane, alone(x)[1])
+    received = []
+    tapped = lox.tap(jax.vmap(jax.grad(fun)), lambda logs: received.append(logs))
+    tapped(STARTS)
+    jax.effects_barrier()
+    expected = [lox.spool(jax.grad(fun), capacity=9)(x)[1] for x in STARTS]
+    values = np.concatenate([np.ravel(logs["dh"]) for logs in expected if logs])
+    found = [float(logs["dh"]) for logs in received]
+    np.testing.assert_allclose(sorted(found), sorted(values), rtol=1e-4)
+
+
+# --- diffrax -----------------------------------------------------------------
+
+
+def solution(solver, rate):
+    def field(t, y, args):
+        return -rate * lox.log_grad("dy", y) + jnp.sin(8 * t) * rate
+
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(field),
+        solver,
+        0.0,
+        1.0,
+        0.2,
+        jnp.array(1.0),
+        stepsize_controller=diffrax.PIDController(rtol=1e-1, atol=1e-1),
+        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=4),
+        max_steps=32,
+    ).ys[0]
+
+
+RATES = jnp.array([1.0, 20.0])
+
+
+def test_cotangents_of_a_vector_field_are_per_lane():
+    fun = functools.partial(solution, diffrax.Heun())
+    check_lanes(fun, TWO_WAYS, RATES)
+
+
+def test_cotangents_that_depend_on_other_lanes_are_refused():
+    grad = jax.grad(functools.partial(solution, diffrax.Tsit5()))
+    for fun in (
+        jax.vmap(lox.spool(grad, capacity=ROWS)),
+        lox.spool(jax.vmap(grad), capacity=ROWS),
+    ):
+        with pytest.raises(lox.UnsupportedPrimitiveError, match=r"dy.*lax\.map"):
+            fun(RATES)
+    # neither without lanes, nor without a derivative
+    logs = lox.spool(lambda xs: lax.map(grad, xs), capacity=2 * ROWS)(RATES)[1]
+    assert len(logs["dy"])
+    jax.vmap(lox.spool(functools.partial(solution, diffrax.Tsit5())))(RATES)
