@@ -5,15 +5,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
 LIBRARIES := tests/libraries docs/libraries.md
+TRACKERS := tests/loggers/trackers
 # Modules are compiled when they are first imported; most of them never are
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test soak libraries lint types bench clean
+.PHONY: help demo test soak libraries trackers lint types bench clean
 
 help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then plot it"
 	@echo "make test       run the tests and the examples in the documentation"
 	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
+	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
 	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000)"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
@@ -31,13 +33,17 @@ demo: $(VENV)/ready
 
 # The tests of a file share their setup, so one worker runs all of them.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LIBRARIES:%=--ignore %)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LIBRARIES:%=--ignore %) \
+		$(TRACKERS:%=--ignore %)
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
 
 libraries: $(VENV)/ready
 	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARIES)
+
+trackers: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TRACKERS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

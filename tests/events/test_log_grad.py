@@ -265,7 +265,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(
-    "seed", range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "40")) // 4)
+    "seed", range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "32")) // 4)
 )
 def test_random_program_logs_the_cotangents_of_plain_python(seed):
     program = oracle.generate(seed, straight=oracle.COTANGENTS)

@@ -13,7 +13,7 @@ from tests import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
-PROGRAMS = int(os.environ.get("LOX_ORACLE_PROGRAMS", "30")) // 4
+PROGRAMS = int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 4
 LOOPS = ("scan", "reverse_scan", "fori", "fori_dynamic", "while")
 
 

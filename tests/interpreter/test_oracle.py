@@ -12,7 +12,7 @@ from tests import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "30")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
 
 
 def check(seed: int) -> None:

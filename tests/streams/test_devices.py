@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import lox
-from tests.streams.programs_with_streams import NAMES, average, reduced, tapped
+from tests.streams.programs_with_streams import NAMES, average, tapped
 
 
 def on_devices(fun, kind):
@@ -66,21 +66,34 @@ def test_buffer_is_per_device_of_shard_map(kind, options):
     assert by_rows(calls) == by_rows(alone)
 
 
-@pytest.mark.parametrize("name", [*NAMES, average])
+# every reduction, each of the key of its name: one program for all of them
+REDUCTIONS = {**{name: name for name in NAMES}, "average": average}
+
+
 @pytest.mark.parametrize("window", [None, 2])
-def test_reduction_keeps_sharding_of_values(name, window):
+def test_reduction_keeps_sharding_of_values(window):
+    def each(xs):
+        def body(carry, x):
+            lox.log(dict.fromkeys(REDUCTIONS, x))
+            return carry, None
+
+        return lax.scan(body, 0, xs)[0]
+
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
     sharding = jax.sharding.NamedSharding(mesh, PartitionSpec(None, "d"))
     xs = jnp.arange(40.0).reshape(5, 8)
-    found = reduced(jax.device_put(xs, sharding), name, window=window)["x"]
-    np.testing.assert_allclose(found, reduced(xs, name, window=window)["x"])
-    if name != "count":
-        assert "d" in str(jax.typeof(found).sharding.spec)
+    spooled = lox.spool(each, reduce=REDUCTIONS, window=window)
+    found, wanted = spooled(jax.device_put(xs, sharding))[1], spooled(xs)[1]
+    assert found.keys() == REDUCTIONS.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name])
+        if name != "count":
+            assert "d" in str(jax.typeof(value).sharding.spec)
 
 
 def summed(x):
     def step(c, i):
-        lox.log({"sum": c.sum(), "i": i}, step=i)
+        lox.log({"sum": c.sum(), "i": i, **dict.fromkeys(REDUCTIONS, c.sum())}, step=i)
         return c * 2, None
 
     return lax.scan(step, x, jnp.arange(5))[0].sum()
@@ -88,7 +101,7 @@ def summed(x):
 
 def summed_until(x):
     def body(c):
-        lox.log({"sum": c.sum()})
+        lox.log({"sum": c.sum(), **dict.fromkeys(REDUCTIONS, c.sum())})
         return c * 2
 
     return lax.while_loop(lambda c: c.sum() < 500, body, x).sum()
@@ -105,8 +118,7 @@ def explicit_mesh():
 @pytest.mark.parametrize(
     "options",
     [
-        *({"reduce": name} for name in NAMES),
-        pytest.param({"reduce": average}, id="user-defined"),
+        pytest.param({"reduce": REDUCTIONS}, id="reductions"),
         {"reduce": "mean", "window": 2},
         {"reduce": "last", "window": 2},
         {"interval": 2},

@@ -11,7 +11,7 @@ import lox
 from tests import oracle, streams_oracle
 from tests.interpreter.test_oracle import LANES, X
 
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "30")))
+SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
 CAPACITY = 200  # more rows than any program logs per key
 
 

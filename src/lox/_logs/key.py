@@ -97,7 +97,12 @@ class FirstRows:
         leaf, own = leaves_of(value)[0], info.ndims[0]
         axis = info.time_axis(leaf, own)
         rows = np.arange(np.shape(leaf)[axis]).reshape(-1, *[1] * info.lanes)
-        return rows < namespace(self.count).expand_dims(self.count, axis)
+        count = self.count
+        if not is_jax_array(count) or is_tracer(count):
+            return rows < namespace(count).expand_dims(count, axis)
+        # explicit transfers, which a `transfer_guard` allows
+        mask = rows < np.expand_dims(to_numpy(count), axis)
+        return imported_jax().device_put(mask)
 
 
 class Key(NamedTuple):
