@@ -24,6 +24,8 @@ os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 # small programs. XLA's optimized HLO is the same without them. To test with them:
 # `JAX_DISABLE_MOST_OPTIMIZATIONS=0`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Locations in lowered programs have one frame instead of whole tracebacks
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -39,6 +41,8 @@ def pytest_collection_finish(session):
     # imported modules are never freed, so garbage collections need not traverse them
     gc.collect()
     gc.freeze()
+    # tracing allocates much and leaves little; the memory is limited below
+    gc.set_threshold(100_000, 20, 50)
 
 
 def _resident_bytes():
