@@ -76,7 +76,7 @@ def plot(logs: lox.logdict, path: pathlib.Path) -> None:
 
 def main(directory: str | None = None) -> None:
     keys = jax.random.split(jax.random.key(0), CHAINS)
-    _, logs = lox.progress(sample_and_log, desc="nuts", file=sys.stdout)(keys)
+    _, logs = lox.progress(sample_and_log, label="nuts", file=sys.stdout)(keys)
     for i, chain in enumerate(logs.lanes()):
         print(
             f"chain {i}: step size {jnp.exp(chain[STEP_SIZE][-1]):.2f}, "

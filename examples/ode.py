@@ -44,7 +44,7 @@ def solve(stiffness: float) -> diffrax.Solution:
 def solve_and_log(stiffness: float) -> tuple[diffrax.Solution, lox.logdict]:
     """The solution, and the times of all attempted steps."""
     observed = lox.observe(solve, carry=True, loops="while[0]")
-    shown = lox.progress(observed, desc="solve", file=sys.stdout)
+    shown = lox.progress(observed, label="solve", file=sys.stdout)
     keys = [TIME, NEXT_TIME, REJECTED]
     return lox.spool(shown, argnames=keys, capacity=MAX_STEPS)(stiffness)
 

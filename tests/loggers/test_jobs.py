@@ -134,3 +134,75 @@ def test_spooled_logs_are_the_same_in_all_processes(job):
 def test_unknown_processes_are_refused(tmp_path):
     with pytest.raises(lox.LoxError, match="'first'"):
         lox.loggers.SaveLogger(tmp_path, processes="some")
+
+
+def test_killed_process_damages_no_rows_and_is_listed(tmp_path):
+    program = """
+        import signal
+        path, = arguments
+        connect()
+        mesh = global_mesh()
+        x = global_array(mesh, np.arange(2.0, dtype=np.float32) + 10 * process)
+
+        def per_device(x):
+            lox.log({"x": x.sum()})
+            return x
+
+        mapped = jax.shard_map(
+            per_device, mesh=mesh, in_specs=P("data"), out_specs=P("data")
+        )
+        logger = lox.loggers.SaveLogger(path)
+        state = logger.init(0)
+        logger.tap(mapped, state)(x)
+        if process == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        logger.log(state, {"last": 1.0})
+        logger.finish(state)
+        os._exit(0)  # JAX would wait for the other process
+    """
+    processes = jobs.start(program, 2, tmp_path)
+    codes = [process.communicate() and process.wait() for process in processes]
+    assert codes == [0, -9]
+    (run,) = lox.runs(tmp_path)
+    assert run.unfinished_processes == [1]
+    logs = run.load()
+    assert logs["last"] == 1.0
+    assert sorted(logs["x"].tolist()) == [0.0, 1.0, 10.0, 11.0]
+    assert logs.process["x"].tolist() == [0, 0, 1, 1]
+
+
+def test_overwriting_removes_rows_of_processes_that_are_gone(tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    logger.log(state, {"x": 1.0})
+    logger.finish(state)
+    (run,) = lox.runs(tmp_path)
+    lox.save({"x": 2.0}, run.path / "process-1")
+    assert run.load()["x"].tolist() == [1.0, 2.0]
+    assert run.load().process["x"].tolist() == [0, 1]
+    logger = lox.loggers.SaveLogger(tmp_path, exists="overwrite")
+    state = logger.init(0)
+    logger.log(state, {"x": 3.0})
+    logger.finish(state)
+    assert lox.load(tmp_path) == {"x": 3.0}
+    assert not list(run.path.glob("process-*"))
+
+
+def test_part_of_another_process_may_come_first(tmp_path):
+    run = tmp_path / "00000000-00000000"
+    lox.save({"x": 1.0}, run / "process-2")
+    (found,) = lox.runs(tmp_path)
+    assert found.name == run.name and found.load() == {"x": 1.0}
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    logger.log(state, {"x": 2.0})
+    logger.finish(state)
+    assert lox.load(tmp_path)["x"].tolist() == [2.0, 1.0]
+
+
+def test_part_that_is_a_symbolic_link_is_not_read(tmp_path):
+    lox.save({"x": 1.0}, tmp_path / "run")
+    lox.save({"x": 2.0}, tmp_path / "elsewhere")
+    (tmp_path / "run" / "process-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(lox.StoreError, match="symbolic link"):
+        lox.load(tmp_path / "run")

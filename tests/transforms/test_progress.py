@@ -83,13 +83,13 @@ def test_vmapped_loops_share_one_bar(output):
 
 
 def test_loop_with_a_custom_derivative_is_shown_once(output):
-    jax.grad(lox.progress(custom, file=output, desc="counted"))(1.0)
+    jax.grad(lox.progress(custom, file=output, label="counted"))(1.0)
     jax.effects_barrier()
     assert output.lines() == TENTHS
 
 
 def test_progress_of_grad_shows_the_backward_pass_too(output):
-    lox.progress(jax.grad(counted), file=output, desc="f")(1.0)
+    lox.progress(jax.grad(counted), file=output, label="f")(1.0)
     lines = output.lines()
     assert lines.count("f scan[0]: 100% (50/50)") == 1
     assert lines.count("f scan[1]: 100% (50/50)") == 1
@@ -106,7 +106,7 @@ def test_vmapped_while_loop_shows_the_lane_that_runs_longest(output):
         lambda **options: jax.vmap(lox.progress(unknown, **options)),
         lambda **options: lox.progress(jax.vmap(unknown), **options),
     ):
-        way(file=output, desc="f")(jnp.array([3, 20, 0]))
+        way(file=output, label="f")(jnp.array([3, 20, 0]))
         jax.effects_barrier()
         assert output.lines() == [f"f: {count}" for count in (2, 4, 8, 16, 20)]
 
@@ -131,7 +131,7 @@ def test_only_outermost_loops_have_bars(output):
 
 
 def test_progress_is_a_decorator_and_has_a_name(output):
-    @lox.progress(desc="training", file=output)
+    @lox.progress(label="training", file=output)
     def fun(x):
         return counted(x)
 
@@ -212,7 +212,7 @@ def test_progress_in_a_shard_map_counts_once(output):
     def fun(x):
         return jax.shard_map(counted, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
-    lox.progress(fun, file=output, desc="counted")(jnp.arange(2.0))
+    lox.progress(fun, file=output, label="counted")(jnp.arange(2.0))
     lines = output.lines()
     assert lines[-1] == TENTHS[-1]
     assert len(lines) == len(set(lines))
@@ -261,7 +261,7 @@ def test_terminal_shows_live_bars(monkeypatch):
     [
         ({"total": 0}, lox.LoxValueError),
         ({"total": 1.5}, lox.LoxTypeError),
-        ({"desc": 3}, lox.LoxTypeError),
+        ({"label": 3}, lox.LoxTypeError),
         ({"file": "log.txt"}, lox.LoxTypeError),
     ],
     ids=str,

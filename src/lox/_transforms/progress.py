@@ -31,8 +31,8 @@ _REPORTS_PER_DOUBLING = 4  # of the count, for loops of unknown length
 def progress(
     fun: Callable[P, T],
     *,
+    label: str | None = None,
     total: int | None = None,
-    desc: str | None = None,
     file: TextIO | None = None,
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
@@ -43,8 +43,8 @@ def progress(
 def progress(
     fun: None = None,
     *,
+    label: str | None = None,
     total: int | None = None,
-    desc: str | None = None,
     file: TextIO | None = None,
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
@@ -54,8 +54,8 @@ def progress(
 def progress(
     fun: Any = None,
     *,
+    label: str | None = None,
     total: int | None = None,
-    desc: str | None = None,
     file: TextIO | None = None,
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
@@ -69,8 +69,8 @@ def progress(
 
     Args:
         fun: the function; if omitted, a decorator with these options is returned.
+        label: the name that is shown; the name of `fun` by default.
         total: the expected number of iterations of loops of unknown length.
-        desc: the name that is shown; the name of `fun` by default.
         file: where to write; `sys.stderr` by default.
         static_argnums: the positions of static arguments, as in `jax.jit`.
         static_argnames: the names of static arguments, as in `jax.jit`.
@@ -91,8 +91,8 @@ def progress(
     if fun is None:
         return decorator(progress, locals())
     check_callable(fun, "lox.progress")
-    _check_options(total, desc, file)
-    label = desc or getattr(fun, "__name__", None) or type(fun).__name__
+    _check_options(total, label, file)
+    name = label or getattr(fun, "__name__", None) or type(fun).__name__
     static = Static.of(fun, static_argnums, static_argnames)
 
     def form(where: Form) -> Any:
@@ -102,12 +102,12 @@ def progress(
             def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
                 found = find_sites(closed)
                 sites = {path: site for path, site in found if _is_shown(site.target)}
-                reports = _Reports(sink, label, total, several=len(sites) > 1)
+                reports = _Reports(sink, name, total, several=len(sites) > 1)
                 return ObservedProgram(reports, sites)(closed, args), None
 
             return evaluate, sink
 
-        return compiled(fun, ("progress", label, total, file), build, where, static)
+        return compiled(fun, ("progress", name, total, file), build, where, static)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
@@ -126,7 +126,7 @@ class _Progress(Transformed):
     __doc__ = Transformed.__doc__
 
 
-def _check_options(total: Any, desc: Any, file: Any) -> None:
+def _check_options(total: Any, label: Any, file: Any) -> None:
     if total is not None and (isinstance(total, bool) or not isinstance(total, int)):
         raise LoxTypeError(
             f"`total` of `lox.progress` must be a whole number, not {describe(total)}."
@@ -136,9 +136,9 @@ def _check_options(total: Any, desc: Any, file: Any) -> None:
             f"`total` of `lox.progress` must be at least 1, not {total}: it is the "
             "expected number of iterations."
         )
-    if not isinstance(desc, str | None):
+    if not isinstance(label, str | None):
         raise LoxTypeError(
-            f"`desc` of `lox.progress` must be a string, not {describe(desc)}."
+            f"`label` of `lox.progress` must be a string, not {describe(label)}."
         )
     if file is not None and not hasattr(file, "write"):
         raise LoxTypeError(
