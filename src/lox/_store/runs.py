@@ -10,7 +10,7 @@ from lox._errors import LoxWarning, StoreError
 from lox._logs.logdict import logdict
 from lox._source import user_line
 
-from .format import RUN_FILE, WRITER
+from .format import RUN_FILE, TEMPORARY, WRITER
 from .keys import key_data, run_name
 from .processes import is_part
 from .reader import Run
@@ -36,10 +36,12 @@ def runs(path: Path) -> list[Run]:
         raise StoreError(f"there is no store at {store}.")
     found = []
     for directory in store.iterdir():
-        if _is_run(directory):
+        if _is_run(directory) and not directory.name.endswith(TEMPORARY):
             try:
                 found.append(Run(directory))
             except StoreError as error:
+                if not _is_run(directory):  # it was removed meanwhile
+                    continue
                 warnings.warn_explicit(
                     f"a run is left out: {error}", LoxWarning, *user_line()
                 )

@@ -15,6 +15,7 @@ from typing import Any
 from lox._errors import LoxError
 from lox._logs.access import metadata_of
 from lox._logs.logdict import logdict
+from lox._store.format import TEMPORARY
 from lox._store.replaying import Call, Replay, split_calls
 from lox._store.writer import Writer
 
@@ -124,8 +125,11 @@ class Chunk:
         waiting.add(self._name, -call.rows)
 
     def remove(self) -> None:
+        # renamed first: `lox.runs` lists it as a whole, or not at all
+        removed = self.path.with_name(self.path.name + TEMPORARY)
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
+            self.path.rename(removed)
+            shutil.rmtree(removed)
 
     def forget(self) -> None:
         """Marks that the logs do not wait any more; they stay on disk."""
