@@ -538,7 +538,7 @@ def test_misuse_raises_error_with_remedy():
 
 
 def test_example_of_documentation_works():
-    path = pathlib.Path(__file__).parents[2] / "docs" / "loggers.md"
+    path = pathlib.Path(__file__).parents[3] / "docs" / "loggers.md"
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     (example,) = (block for block in blocks if "lox.wandb.init" in block)
     exec(example, {})
