@@ -10,6 +10,7 @@ from lox._interpreter.contents import (
     events_of,
     jaxpr_has_hidden_rules,
 )
+from lox._interpreter.walk import cached
 from lox._jax import jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
@@ -56,12 +57,16 @@ def merges_lanes_in(params: dict[str, Any]) -> bool:
 
 def merges_lanes_inside(jaxpr: Any) -> bool:
     """Whether a jaxpr reduces over lanes, or is made for that, at any depth."""
-    return any(
-        merges_lanes(eqn)
-        or eqn.primitive.name == "select_if_vmap"
-        or any(map(merges_lanes_inside, jaxprs.jaxprs_in(eqn.params)))
-        for eqn in jaxprs.open_jaxpr(jaxpr).eqns
-    )
+
+    def find() -> bool:
+        return any(
+            merges_lanes(eqn)
+            or eqn.primitive.name == "select_if_vmap"
+            or any(map(merges_lanes_inside, jaxprs.jaxprs_in(eqn.params)))
+            for eqn in jaxprs.open_jaxpr(jaxpr).eqns
+        )
+
+    return cached(jaxpr, "merges lanes", find)
 
 
 def merged_variables(

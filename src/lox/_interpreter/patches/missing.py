@@ -31,7 +31,10 @@ def events_and_cotangents_in(params: dict[str, Any]) -> tuple[Event, ...]:
 
 def may_log(params: dict[str, Any]) -> bool:
     """Whether an equation logs, or has derivative rules inside that may log."""
-    return bool(events_in(params)) or may_log_in_rules(params)
+    return any(
+        events_of(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
+        for jaxpr in _jaxprs_in(params)
+    )
 
 
 def may_log_in_rules(params: dict[str, Any]) -> bool:
