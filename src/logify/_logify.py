@@ -80,14 +80,14 @@ def logify(
     def evaluate(
         closed: Any, args: Sequence[Any], form: Form
     ) -> tuple[list[Any], Logs]:
-        outs, record, dropped = collect(closed, args, options, form.outermost)
+        outs, record, totals = collect(closed, args, options, form.outermost)
         names = {
             event.call.keys[0]: event.call.api_data
             for event in events_of(closed)
             if options.selection.selects_event(event)
         }
         kept = tuple((key, *names[key]) for key in record)
-        return outs, Logs(to_logdict(record, "", dropped), kept)
+        return outs, Logs(to_logdict(record, "", totals), kept)
 
     # Python numbers are not traced: `fun` gets its arguments unchanged
     outermost = Form(outermost=True, numbers=False)

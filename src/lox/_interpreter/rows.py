@@ -209,31 +209,39 @@ def ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, An
     return collections.OrderedDict(pairs)
 
 
-def first_rows(mask: Any) -> FirstRows:
-    """A mask of the first rows, whose first axis is time."""
-    return FirstRows(jnp.sum(mask, axis=0, dtype=jnp.int32))
-
-
 def to_logdict(
-    record: Mapping[str, Rows], prefix: str, dropped: Mapping[str, Any]
+    record: Mapping[str, Rows], prefix: str, totals: Mapping[str, Any]
 ) -> logdict:
-    """Converts rows to the logdict that the user gets."""
-    return from_keys(
-        (
-            f"{prefix}{name}",
-            Key(
-                rows.tree.unflatten(rows.leaves),
-                rows.steps,
-                # capacity keeps the first rows
-                first_rows(rows.mask) if name in dropped else rows.mask,
-                KeyInfo(
-                    rows.stacked,
-                    rows.lanes,
-                    tuple(len(s) for s in rows.own_shapes()),
-                    rows.tags,
-                ),
-                dropped.get(name),
+    """Converts rows to the logdict that the user gets.
+
+    Args:
+        record: the rows of each key.
+        prefix: a prefix for every key.
+        totals: for keys of which the first rows were kept, how many there were.
+    """
+
+    def kept_and_dropped(name: str, rows: Rows) -> tuple[Any, Any]:
+        if name not in totals:
+            return rows.mask, None
+        length, total = rows.leaves[0].shape[0], totals[name]
+        kept = FirstRows(jnp.minimum(total, length))
+        return kept, jnp.maximum(total - length, 0)
+
+    def key_of(name: str, rows: Rows) -> Key:
+        mask, dropped = kept_and_dropped(name, rows)
+        return Key(
+            rows.tree.unflatten(rows.leaves),
+            rows.steps,
+            mask,
+            KeyInfo(
+                rows.stacked,
+                rows.lanes,
+                tuple(len(s) for s in rows.own_shapes()),
+                rows.tags,
             ),
+            dropped,
         )
-        for name, rows in record.items()
+
+    return from_keys(
+        (f"{prefix}{name}", key_of(name, rows)) for name, rows in record.items()
     )

@@ -222,7 +222,7 @@ class Stream:
         return remainder(passed, self._period) if self._period else passed
 
     def all_rows(self, state: State) -> tuple[dict[str, Rows], Any]:
-        """All rows, and the number of dropped rows, if any may be dropped."""
+        """All rows, and how many there were in total, if any may be dropped."""
 
         def finish(state: State) -> Any:
             passed = self._passed(state)
@@ -232,10 +232,10 @@ class Stream:
             if filled is None:
                 return row, passed > 0, None
             size = self._stages.buffer.size
-            return row, jnp.arange(size) < filled, jnp.maximum(filled - size, 0)
+            return row, jnp.arange(size) < filled, filled
 
         lanes = self.first.lanes
-        row, mask, dropped = self._mapped(finish, lanes)(state)
+        row, mask, total = self._mapped(finish, lanes)(state)
         if self.per_lane and self.buffers:
             row, mask = jax.tree.map(lambda x: jnp.moveaxis(x, lanes, 0), (row, mask))
         rows = {
@@ -249,7 +249,7 @@ class Stream:
             )
             for key, one in self.rows.items()
         }
-        return rows, dropped
+        return rows, total
 
     def has_incomplete(self, state: State, lanes: int) -> Any:
         """Whether there are incomplete rows; per lane, as in `update`."""

@@ -28,8 +28,8 @@ def collect(
         outermost: whether no other transformation encloses the call.
 
     Returns:
-        The results of the program, its rows, and the number of dropped rows per key
-        with a capacity.
+        The results of the program, its rows, and how many rows there were in total, for
+        each key with a capacity.
     """
     types, streams = Record(), Streams({}, options.selection)
     chosen = filter(options.selection.selects_event, events_of(closed))
@@ -107,13 +107,13 @@ def _joined(
     record: Record, types: Record, streams: Streams, state: StreamStates
 ) -> tuple[Record, dict[str, Any]]:
     """The rows of the program and of its streams, in the order of their first event."""
-    dropped: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
     found = dict(record)
     for name, stream in streams.items():
-        reduced, lost = stream.all_rows(state[name])
+        reduced, total = stream.all_rows(state[name])
         found.update(reduced)
-        if lost is not None:
-            dropped.update(dict.fromkeys(reduced, lost))
+        if total is not None:
+            totals.update(dict.fromkeys(reduced, total))
     joined = Record()
     for key in types or record:
         rows = found[key]
@@ -122,4 +122,4 @@ def _joined(
                 continue  # a reduction of no rows
             rows = rows.with_time()
         joined[key] = rows
-    return joined, dropped
+    return joined, totals

@@ -148,7 +148,7 @@ def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:
         closed: Any, args: Sequence[Any], form: Form
     ) -> tuple[list[Any], logdict]:
         options.warn_unmatched(closed, "lox.spool")
-        outs, record, dropped = collect(closed, args, options, form.outermost)
-        return outs, to_logdict(record, options.prefix, dropped)
+        outs, record, totals = collect(closed, args, options, form.outermost)
+        return outs, to_logdict(record, options.prefix, totals)
 
     return Forms.of(fun, ("spool", options), evaluate, Static.of(fun, *given[8:]))
