@@ -341,13 +341,6 @@ def _prefixes(paths: Iterable[Path]) -> set[Path]:
     return {path[:i] for path in paths for i in range(len(path) + 1)}
 
 
-def observe_program(
-    closed: Any, args: Sequence[Any], observer: Observer, sites: Mapping[Path, Site]
-) -> list[Any]:
-    """Evaluates a closed jaxpr with events where it is observed."""
-    return ObservedProgram(observer, sites)(closed, args)
-
-
 def _same_sites(wanted: Sequence[Site], rule: Any) -> dict[Path, Site] | None:
     """Where a rule has the sites of its function, None if it lacks one of them."""
     names = {s.target.primitive for s in wanted if isinstance(s.target, Output)}
