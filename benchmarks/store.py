@@ -115,6 +115,7 @@ def _runs(directory: pathlib.Path) -> Iterator[Figure]:
         jax.effects_barrier()
 
     begin_and_end()
+    (listing,) = best_times(lambda: _list_runs(directory / "runs"), rounds=5)
     run = lox.runs(directory / "runs")[0].path
     folders = [str(path.relative_to(run)) for path in run.rglob("*") if path.is_dir()]
     files = {
@@ -135,3 +136,13 @@ def _runs(directory: pathlib.Path) -> Iterator[Figure]:
     time, bare = best_times(begin_and_end, write_files, rounds=3)
     yield Figure(f"`SaveLogger`, begin and end {_RUNS:,} runs, seconds", time, 2.0)
     yield Figure("  the same / writing the same files, without `fsync`", time / bare)
+    yield Figure(
+        f"`lox.runs` of {_RUNS:,} runs, with status and last values, seconds",
+        listing,
+        0.2,
+    )
+
+
+def _list_runs(store: pathlib.Path) -> Any:
+    summaries = [run.summary() for run in lox.runs(store)]
+    return [(x.status, x.duration, x.rows, x.last) for x in summaries]

@@ -25,6 +25,18 @@ assert_type(lox.observe(f, carry=True)(1.0), int)
 assert_type(lox.observe(f).loops(1.0)[0].address, str)
 assert_type(lox.progress(f, total=3)(1.0), int)
 
+runs = lox.runs("store")
+assert_type(runs[1:] == runs.where(lr=0.1), bool)
+assert_type(runs.where(lambda run: run.rows > 3, lr=0.1).load("loss"), lox.logdict)
+assert_type(runs[0].load(), lox.logdict)
+assert_type(runs[:2][0].last, lox.logdict)
+assert_type(runs[0].status == "running", bool)
+assert_type([len(group) for group in runs.group_by("lr", "net").values()], list[int])
+assert_type(runs[0].load().over_lanes("mean", "ci", step="step"), lox.logdict)
+runs.plot("loss", by="lr", band="ci", logy=True)
+runs.plot("loss", band="sd")  # type: ignore[arg-type]
+runs[0].load().plot(band="std")
+
 
 @lox.spool(interval=2)
 def g(x: float) -> str:

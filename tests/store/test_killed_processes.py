@@ -13,7 +13,7 @@ import pytest
 import lox
 import lox.loggers
 from lox._store import format as store_format
-from lox._store.creating import create_run
+from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
 from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import (
@@ -101,7 +101,7 @@ def kill_at_each_operation(directory):
     directory = pathlib.Path(directory)
 
     def write(path, mode, child, tell=lambda count: None):
-        writer = Writer(create_run(path, mode))
+        writer = open_run(path, mode, tracked=True)
         for i in range(5):
             writer.write(call_of(child, i))
             tell(i + 1)

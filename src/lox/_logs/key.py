@@ -172,12 +172,12 @@ class Key(NamedTuple):
                 "the same steps, or a `prefix` to one."
             )
         if (first.mask is None) != (second.mask is None):
-            first, second = first._masked(), second._masked()
+            first, second = first.masked(), second.masked()
         joined = combine([first, second], functools.partial(_concatenate, name))
         dropped = [key.dropped for key in (first, second) if key.dropped is not None]
         return joined._replace(info=info, dropped=sum(dropped) if dropped else None)
 
-    def _masked(self) -> "Key":
+    def masked(self) -> "Key":
         if self.mask is not None:
             return self
         module = namespace(leaves_of(self.value)[0])
@@ -185,7 +185,7 @@ class Key(NamedTuple):
 
     def only_if(self, condition: Any) -> "Key":
         """The same rows, which happen only if a scalar is true."""
-        masked = self._masked()
+        masked = self.masked()
         return masked._replace(mask=masked.mask & condition)
 
     def reduced(self, key: str, reduction: AnyReduction | None) -> "Key":

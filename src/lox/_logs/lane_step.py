@@ -12,6 +12,8 @@ LANE = "lane"
 # the lane of a row that was logged outside of any `vmap`
 NO_LANE = -1
 DTYPE = np.dtype(np.int32)
+# the step that says which process has logged a row, if there are several
+PROCESS = "process"
 
 
 def inner_lane(key: Key, count: int, number: int) -> Key:

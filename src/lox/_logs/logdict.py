@@ -20,7 +20,7 @@ from lox._patterns import matches
 from lox._reduce import reductions
 from lox._source import user_line
 
-from . import exports
+from . import exports, html_table, over_lanes, plotting
 from .formatting import format_value, mark_masked
 from .grouping import group_by_steps
 from .key import Key, KeyInfo, describe_axes
@@ -362,6 +362,42 @@ class logdict(MetadataDict):
             for one in of_lane
         ]
 
+    def over_lanes(self, *statistics: str, step: str | None = None) -> "logdict":
+        """Computes statistics over all lanes, such as the seeds of a `vmap`.
+
+        Lanes with different numbers of rows, or different steps, are aligned by step,
+        and the points are sorted by it. If a lane has several rows with one step, the
+        first ones of all lanes are one point, the second ones another. Keys without
+        steps are aligned by position. Keys without a time axis have one point.
+
+        Only finite values count; a warning says if there are others. `count` is the
+        number of lanes that a point has. Statistics of no values, and `std`, `sem` and
+        `ci` of a single one, are NaN.
+
+        Args:
+            *statistics: `mean`, `median`, `iqm` (the mean of the middle half), `std`
+                and `sem` (of a sample: with n - 1), `min`, `max`, `count`, `ci` (a 95 %
+                bootstrap interval of the mean, which is the same at every call) and
+                `iqr` (the quartiles). By default `mean`, `ci` and `count`.
+            step: the name of the step to align by; by default the first step of a key.
+
+        Returns:
+            Logs of NumPy arrays without lanes, with a key such as `loss/mean` for each
+            statistic. Those of `ci` are `loss/low` and `loss/high`, those of `iqr`
+            `loss/q25` and `loss/q75`.
+
+        Example:
+            >>> def f(x):
+            ...     def body(x, i):
+            ...         lox.log({"x": x}, step=i)
+            ...         return x / 2, None
+            ...     return jax.lax.scan(body, x, jnp.arange(3))[0]
+            >>> _, logs = jax.vmap(lox.spool(f))(jnp.array([1.0, 2.0, 6.0]))
+            >>> logs.over_lanes("mean", "max", "count")
+            {'x/mean': [3.0, 1.5, 0.75], 'x/max': [6.0, 3.0, 1.5], 'x/count': [3, 3, 3]}
+        """
+        return self._with(over_lanes.over_lanes(self, statistics, step))
+
     # --- exports ---------------------------------------------------------------------
 
     def to_pandas(self) -> Any:
@@ -377,20 +413,36 @@ class logdict(MetadataDict):
         """An `xarray.Dataset` with dimensions for lanes, time and axes of values."""
         return exports.to_xarray(self)
 
-    def plot(self, *keys: str, x: str | None = None) -> Any:
+    def plot(
+        self,
+        *keys: str,
+        x: str | None = None,
+        band: plotting.Band | None = None,
+        logx: bool = False,
+        logy: bool = False,
+    ) -> Any:
         """Plots scalar keys over a step, with one panel per key and one line per lane.
 
         Args:
-            *keys: the keys; by default all scalar keys with a time axis.
+            *keys: the keys, by name or pattern; by default all scalar keys with a time
+                axis.
             x: the name of the step to plot over; by default the first step.
+            band: draws the mean over lanes and a band, with the lines of single lanes
+                faint behind: `"ci"` (a 95 % confidence interval of the mean), `"std"`,
+                `"sem"`, `"range"` (from the minimum to the maximum), or `"iqr"` (the
+                median and the quartiles). As for `over_lanes`, lanes are aligned by
+                step, and only finite values count; the legend says how many lanes
+                there are.
+            logx: whether the x-axis is logarithmic.
+            logy: whether the y-axis is logarithmic.
 
         Returns:
             A `matplotlib.figure.Figure`.
         """
-        return exports.plot(self, keys, x)
+        return plotting.plot_groups({"": self}, keys, x, band, logx, logy)
 
     def _repr_html_(self) -> str:
-        return exports.to_html(self)
+        return html_table.to_html(self)
 
 
 _new, _update = dict.__new__, dict.update

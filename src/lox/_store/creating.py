@@ -25,6 +25,7 @@ from .format import (
     is_empty,
     write_json,
 )
+from .owners import OPEN
 from .processes import PART, parts_of, run_of_part
 from .reader import Run
 from .writer import Writer
@@ -90,15 +91,22 @@ def open_run(
     key: Any = None,
     config: Mapping[str, Any] | None = None,
     remedy: str = _REMEDY,
+    tracked: bool = False,
 ) -> Writer:
-    """Creates, finds or replaces a run, depending on the mode, and opens a writer."""
+    """Creates, finds or replaces a run, depending on the mode, and opens a writer.
+
+    If it is `tracked`, others can tell whether its process is still running.
+    """
     if mode == "w":
-        return _overwrite(path, key, config)
-    return Writer(create_run(path, mode, key, config, remedy))
+        return _overwrite(path, key, config, tracked)
+    return Writer(create_run(path, mode, key, config, remedy), tracked=tracked)
 
 
 def _overwrite(
-    path: pathlib.Path, key: Any, config: Mapping[str, Any] | None
+    path: pathlib.Path,
+    key: Any,
+    config: Mapping[str, Any] | None,
+    tracked: bool = False,
 ) -> Writer:
     """Creates a run, and replaces the one that is there, if any.
 
@@ -111,7 +119,7 @@ def _overwrite(
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_create(path, error) from error
-        writer = Writer(path, replaces)
+        writer = Writer(path, replaces, tracked)
         try:
             writer.begin_run(_description(path, key, config))
             _remove_rows(path, before=writer.number)
@@ -154,7 +162,8 @@ def _names_in(path: pathlib.Path) -> list[str]:
 
 def _is_run_file(name: str) -> bool:
     temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
-    return temporary or any(kind.fullmatch(name) for kind in (WRITER, FINISHED, PART))
+    kinds = WRITER, FINISHED, OPEN, PART
+    return temporary or any(kind.fullmatch(name) for kind in kinds)
 
 
 def _remove_rows(path: pathlib.Path, before: int) -> None:
@@ -163,7 +172,8 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
     If the process is killed before the end, files remain that are not part of the run.
     """
     for name in os.listdir(path):
-        match = WRITER.fullmatch(name) or FINISHED.fullmatch(name)
+        matches = (kind.fullmatch(name) for kind in (WRITER, FINISHED, OPEN))
+        match = next(filter(None, matches), None)
         if match is None or int(match[1]) >= before:
             continue
         found = path / name

@@ -73,10 +73,7 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
         content: the JSON content.
         new: whether to raise `FileExistsError` if the file exists.
     """
-    plain = json.dumps(content)
-    # as it will be read: integer keys become strings, which sort differently
-    crc = _checksum(json.loads(plain))
-    text = f'{{"crc32": {crc}, "content": {plain}}}'.encode()
+    text = format_json(content)
     excess = _excess(text)
     if excess:  # `read_json` would refuse it
         raise StoreError(
@@ -99,6 +96,14 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def format_json(content: Any) -> bytes:
+    """The bytes of a JSON file, with a checksum."""
+    plain = json.dumps(content)
+    # as it will be read: integer keys become strings, which sort differently
+    crc = _checksum(json.loads(plain))
+    return f'{{"crc32": {crc}, "content": {plain}}}'.encode()
 
 
 def _rename_new(old: str, new: str) -> None:
@@ -135,12 +140,26 @@ def _remove_empty(path: str, temporary: str) -> None:
         os.unlink(temporary)
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads a file written by `write_json`; raises if it is missing or damaged."""
+    return parse_json(read_json_bytes(path), path)
+
+
+def read_json_bytes(path: str | pathlib.Path) -> bytes:
+    """The bytes of a JSON file, for `parse_json`."""
     try:
         size = min(file_size(path), _MAX_JSON_BYTES + 1)
         with open(path, "rb") as file:
-            raw = file.read(size)
+            return file.read(size)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.") from error
+
+
+def parse_json(raw: bytes, path: str | pathlib.Path) -> dict[str, Any]:
+    """The content of a file written by `write_json`; raises if it is damaged."""
+    try:
         if not raw:
             raise _damaged(path, "it is empty, perhaps since a crash of the machine")
         excess = _excess(raw)
@@ -149,10 +168,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         parsed = json.loads(raw.decode("utf-8"))
         content, crc = parsed["content"], parsed["crc32"]
         is_intact = _checksum(content) == crc
-    except (FileNotFoundError, StoreError):
+    except StoreError:
         raise
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}.") from error
     except (
         ValueError,
         KeyError,
@@ -204,9 +221,9 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_PUNCTUATION = bytes(set(range(256)) - set(b"[]{},"))
 
 
-def _damaged(path: pathlib.Path, reason: str) -> StoreError:
+def _damaged(path: str | pathlib.Path, reason: str) -> StoreError:
     remedy = ""
-    if path.name == RUN_FILE:
+    if os.path.basename(path) == RUN_FILE:
         remedy = (
             " Restore it, or remove it: appending to the run creates a new one, and "
             "keeps the rows."
@@ -226,7 +243,7 @@ def encode_place(row: int, number: int) -> bytes:
 
 
 def read_places(
-    path: pathlib.Path, last: bool = False, limit: int | None = None
+    path: str | pathlib.Path, last: bool = False, limit: int | None = None
 ) -> Any:
     """Reads the complete entries of a `.places` file, in order.
 

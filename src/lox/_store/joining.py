@@ -8,14 +8,11 @@ import numpy as np
 from lox._arrays import namespace
 from lox._errors import StoreError
 from lox._logs.key import Key, KeyInfo, all_tags, combine
-from lox._logs.lane_step import LANE, NO_LANE
+from lox._logs.lane_step import LANE, NO_LANE, PROCESS
 
 from .format import build_tree, leaf_order
 from .schema import Column, KeySchema
 from .segments import Segment, WrittenSegments
-
-# the step that says which process has logged a row, if there are several
-PROCESS = "process"
 
 
 class KeyPart:
@@ -98,10 +95,10 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     masked = any(part.segment.schema.mask is not None for part in parts)
     rows = [part.rows(masked) for part in parts]
     if has_lanes:
-        rows = [_with_step(key, LANE, NO_LANE) for key in rows]
+        rows = [with_step(key, LANE, NO_LANE) for key in rows]
     if any(part.writer.process for part in parts):
         rows = [
-            _with_step(key, PROCESS, part.writer.process)
+            with_step(key, PROCESS, part.writer.process)
             for key, part in zip(rows, parts, strict=True)
         ]
     count = sum(part.segment.count for part in parts)
@@ -129,7 +126,7 @@ def restore_axes(rows: Key, schema: KeySchema, stacked: bool) -> Key:
     return rows._replace(info=rows.info._replace(stacked=stacked, lanes=schema.lanes))
 
 
-def _with_step(rows: Key, name: str, number: int) -> Key:
+def with_step(rows: Key, name: str, number: int) -> Key:
     """Adds a step with the same number to all rows that do not have it."""
     if name in rows.steps:
         return rows
@@ -146,12 +143,12 @@ def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
     order = np.lexsort([numbers, writers, processes])
 
     def join(arrays: list[Any], axis: int) -> Any:
-        return namespace(arrays[0]).concatenate(_promote(name, arrays))[order]
+        return namespace(arrays[0]).concatenate(promote(name, arrays))[order]
 
     return combine(rows, join)
 
 
-def _promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
+def promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
     """Converts arrays to one dtype, without changing any number.
 
     A Python number logged outside a JAX program has more bits than one logged inside.
@@ -168,7 +165,8 @@ def _promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
     except TypeError:
         promoted = []
     for old, new in zip(arrays, promoted, strict=False):
-        back = new.astype(old.dtype)
+        with np.errstate(invalid="ignore"):  # a float that no integer can represent
+            back = new.astype(old.dtype)
         # NaN is not equal to itself
         if not np.all((back == old) | ((back != back) & (old != old))):
             promoted = []

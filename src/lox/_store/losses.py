@@ -21,6 +21,7 @@ from lox._errors import LoxWarning, StoreError
 from lox._source import user_line
 
 from .format import file_size, is_empty, read_json, read_places
+from .statuses import FINISHED_NORMALLY, Ending
 
 _MAX_NAMES = 5
 _SEGMENT_DATA = re.compile(r"(\d{4,})\.(?:npy|places)")
@@ -36,17 +37,20 @@ class Finished:
 
     Attributes:
         segments: by segment number, the number of records and the names of the keys.
+        ending: how the writer has ended; older versions do not say.
     """
 
     segments: dict[int, tuple[int, Sequence[str]]]
+    ending: Ending = FINISHED_NORMALLY
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "Finished":
+    def read(cls, path: str | pathlib.Path) -> "Finished":
         try:
-            listed: Any = read_json(path).get("segments")
+            content = read_json(path)
+            listed: Any = content.get("segments")
             segments = {number: (count, names) for number, count, names in listed}
             if all(map(_is_segment, segments.items())):
-                return cls(segments)
+                return cls(segments, Ending.from_json(content))
             reason = f"{path} does not list what was written."
         except FileNotFoundError:  # removed while the run was read
             return cls({})

@@ -18,6 +18,8 @@ from .joining import KeyPart, join_parts
 from .losses import Finished, warn_of_loss
 from .processes import parts_of
 from .segments import WrittenSegments, numbered_paths
+from .statuses import Status
+from .summaries import Summary
 
 
 class Run:
@@ -32,6 +34,9 @@ class Run:
         config: the config passed to the logger.
         started: the time when the run was created, in seconds since 1970.
         versions: the versions of the packages that created the run.
+
+    The other attributes are read from the files whenever they are used, without loading
+    the run: `status`, `error`, `duration`, `rows`, `keys` and `last`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -43,6 +48,7 @@ class Run:
         self.config: dict[str, Any] = description["config"]
         self.started: float = description["started"]
         self.versions: dict[str, str] = description["versions"]
+        self._first_writer: int = description.get("first_writer", 0)
 
     def __repr__(self) -> str:
         return f"<lox run {self.name!r} at {str(self.path)!r}>"
@@ -57,8 +63,15 @@ class Run:
             argnames: the keys to load, by name or pattern; all by default. Other keys
                 are not read from disk.
         """
-        patterns = [argnames] if isinstance(argnames, str) else argnames
-        selected = None if patterns is None else list(patterns)
+        selected = selected_names(argnames)
+        logs, known = self.load_selected(selected)
+        warn_of_unmatched(selected, known, str(self))
+        return logs
+
+    def load_selected(
+        self, selected: list[str] | None
+    ) -> tuple[logdict, dict[str, None]]:
+        """Loads the keys that match names or patterns; also returns all known keys."""
         parts: dict[str, list[KeyPart]] = {}
         known: dict[str, None] = {}
         for writer in self._writers():
@@ -68,16 +81,56 @@ class Run:
                     if selected is None or any(matches(name, p) for p in selected):
                         part = KeyPart(writer, segment, name)
                         parts.setdefault(name, []).append(part)
-        for pattern in selected or ():
-            if not any(matches(name, pattern) for name in known):
-                names = ", ".join(map(repr, known)) or "none"
-                warnings.warn_explicit(
-                    f"no key of {self} matches {pattern!r}; its keys are {names}.",
-                    LoxWarning,
-                    *user_line(),
-                )
         keys = ((name, join_parts(name, found)) for name, found in parts.items())
-        return from_keys(keys)
+        return from_keys(keys), known
+
+    def summary(self) -> Summary:
+        """The attributes that are read from the files, all at the same moment."""
+        return Summary(str(self.path), self.started, self._first_writer)
+
+    @property
+    def status(self) -> Status:
+        """`"running"`, or how the run has ended.
+
+        - `"finished"`: its logger has finished it, or it was saved by `lox.save`.
+        - `"failed"`: an exception has ended the process, see `error`.
+        - `"killed"`: the process is gone, or was interrupted by a `KeyboardInterrupt`.
+        - `"stale"`: nothing was written for ten minutes, by a process on another
+          machine or in another container, which cannot be asked. It may be running or
+          killed.
+        """
+        return self.summary().status
+
+    @property
+    def error(self) -> str | None:
+        """The exception that has ended the process, if one has."""
+        return self.summary().error
+
+    @property
+    def duration(self) -> float:
+        """The seconds from the start of the run to its end.
+
+        Of a run that is running, until now; of one that was killed, to its last row.
+        """
+        return self.summary().duration
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; keys that were logged together share a row."""
+        return self.summary().rows
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of the keys that have rows."""
+        return self.summary().keys
+
+    @property
+    def last(self) -> logdict:
+        """The last row of each key whose rows are scalars, with its steps.
+
+        Only the ends of the files are read.
+        """
+        return self.summary().last
 
     @property
     def unfinished_processes(self) -> list[int]:
@@ -88,8 +141,8 @@ class Run:
         return [
             process
             for process, directory in self._directories().items()
-            if len(numbered_paths(directory, WRITER))
-            > len(numbered_paths(directory, FINISHED))
+            if {number for number, _ in numbered_paths(directory, WRITER)}
+            - {number for number, _ in numbered_paths(directory, FINISHED)}
         ]
 
     def _directories(self) -> dict[int, pathlib.Path]:
@@ -99,6 +152,26 @@ class Run:
     def _writers(self) -> Iterator[WrittenSegments]:
         for process, directory in self._directories().items():
             yield from _writers_in(directory, process)
+
+
+def selected_names(argnames: str | Iterable[str] | None) -> list[str] | None:
+    """The names and patterns of an `argnames` option; None for all keys."""
+    patterns = [argnames] if isinstance(argnames, str) else argnames
+    return None if patterns is None else list(patterns)
+
+
+def warn_of_unmatched(
+    selected: list[str] | None, known: Iterable[str], where: str
+) -> None:
+    """Warns of names and patterns that match no key."""
+    for pattern in selected or ():
+        if not any(matches(name, pattern) for name in known):
+            names = ", ".join(map(repr, known)) or "none"
+            warnings.warn_explicit(
+                f"no key of {where} matches {pattern!r}; its keys are {names}.",
+                LoxWarning,
+                *user_line(),
+            )
 
 
 def _writers_in(directory: pathlib.Path, process: int) -> Iterator[WrittenSegments]:
@@ -125,8 +198,7 @@ def _writers_in(directory: pathlib.Path, process: int) -> Iterator[WrittenSegmen
 
 def _describe(path: pathlib.Path) -> dict[str, Any]:
     """The description of a run, by the first process that has written one."""
-    directories = [path, *(parts_of(path).values() if path.is_dir() else ())]
-    for directory in directories:
+    for directory in _possible_directories(path):
         try:
             description = read_json(directory / RUN_FILE)
         except FileNotFoundError:
@@ -135,6 +207,12 @@ def _describe(path: pathlib.Path) -> dict[str, Any]:
             raise StoreError(f"{directory / RUN_FILE} does not describe a run.")
         return description
     raise StoreError(f"{path} is not a run: it has no {RUN_FILE!r}.")
+
+
+def _possible_directories(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    yield path
+    if path.is_dir():
+        yield from parts_of(path).values()
 
 
 def _describes_run(description: dict[str, Any]) -> bool:

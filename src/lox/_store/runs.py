@@ -14,12 +14,16 @@ from .format import RUN_FILE, TEMPORARY, WRITER
 from .keys import key_data, run_name
 from .processes import is_part
 from .reader import Run
+from .run_set import Runs
 
 Path = str | os.PathLike[str]
 
 
-def runs(path: Path) -> list[Run]:
+def runs(path: Path) -> Runs:
     """Lists the runs of a store, oldest first.
+
+    Returns:
+        A sequence of runs, which can be selected, grouped, loaded together and plotted.
 
     Example:
         >>> import tempfile
@@ -45,7 +49,7 @@ def runs(path: Path) -> list[Run]:
                 warnings.warn_explicit(
                     f"a run is left out: {error}", LoxWarning, *user_line()
                 )
-    return sorted(found, key=lambda run: (run.started, run.name))
+    return Runs(sorted(found, key=lambda run: (run.started, run.name)))
 
 
 def _is_run(path: pathlib.Path) -> bool:

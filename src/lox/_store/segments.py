@@ -95,7 +95,7 @@ class Segment:
         if len(header) < len(self._header):
             return None, 0
         count = max(size - len(self._header), 0) // self._dtype.itemsize
-        if count and _without_length(header) != _without_length(self._header):
+        if count and not same_header(header, self._header):
             raise StoreError(
                 f"{self._file} is damaged: its header does not match its schema."
             )
@@ -163,6 +163,11 @@ class Segment:
         written = rows < self.count
         lengths = np.diff(np.append(rows[written], np.uint64(self.count)))
         return rows[written], numbers[written], lengths
+
+
+def same_header(first: bytes, second: bytes) -> bool:
+    """Whether two headers of `.npy` files differ in nothing but their lengths."""
+    return _without_length(first) == _without_length(second)
 
 
 def _without_length(header: bytes) -> tuple[bytes, bytes]:

@@ -21,9 +21,11 @@ from .format import (
     write_json,
 )
 from .growing_file import removed_error
+from .owners import mark_closed, mark_open
 from .records import Plan, records_of
 from .schema import Schema
 from .segment_writer import SegmentWriter
+from .statuses import Ending
 from .syncing import flush_to_disk
 
 _MAX_PLANS = 1000
@@ -39,14 +41,19 @@ class Writer:
     Args:
         run: the directory of the run.
         replaces: whether `begin_run` replaces an existing run.
+        tracked: whether a file says which process has the writer open, so that others
+            can tell whether the run is still running.
 
     Attributes:
         number: the number of the writer's directory.
     """
 
-    def __init__(self, run: pathlib.Path, replaces: bool = False) -> None:
+    def __init__(
+        self, run: pathlib.Path, replaces: bool = False, tracked: bool = False
+    ) -> None:
         self._run = run.absolute()  # the process may change its directory
         self._replaces = replaces
+        self._tracked = tracked
         self._plans: dict[Any, Plan] = {}
         self._last_plan: Plan | None = None
         # the segments that rows of programs are appended to without analysis
@@ -65,6 +72,8 @@ class Writer:
             raise StoreError(
                 f"cannot write to the run at {display_path(self._run)}: {error}."
             ) from error
+        if self._tracked:
+            mark_open(self._directory)
         self._segments: dict[Schema, SegmentWriter] = {}
         self._all_segments: list[SegmentWriter] = []
         self._forms: dict[str, str] = {}
@@ -252,10 +261,13 @@ class Writer:
             directories = self._directory, *self._directory.parents[:3]
             return [str(path) for path in (*files, *directories)]
 
-    def finish(self) -> None:
-        """Writes a list of everything written, to detect losses.
+    def finish(self, error: BaseException | None = None) -> None:
+        """Writes how the writer ended, and a list of all its rows, to detect losses.
 
         Writes nothing if the run was replaced since the last row.
+
+        Args:
+            error: the exception that ends the process, if any.
         """
         with self._lock:
             try:
@@ -263,12 +275,13 @@ class Writer:
                     segment.check()
             except FileNotFoundError:
                 self._handle_removal()
-            if self._all_segments and not self._removed:
+            if (self._all_segments or error is not None) and not self._removed:
                 segments = [
                     [int(segment.path.name), segment.count, segment.names]
                     for segment in self._all_segments
                 ]
                 content = {"version": VERSION, "segments": segments}
+                content |= Ending.now(error).to_json()
                 # optional: without it, everything can be read
                 with contextlib.suppress(OSError, StoreError):
                     write_json(self._directory.with_suffix(".json"), content)
@@ -276,6 +289,8 @@ class Writer:
     def close(self) -> None:
         with self._lock:
             self._close_segments()
+            if self._tracked and not self._removed:  # else it may belong to another
+                mark_closed(self._directory)
             if (
                 not self._segment_count
             ):  # else it was not empty, and may belong to another by now

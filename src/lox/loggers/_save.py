@@ -16,6 +16,7 @@ from lox._store.writer import Writer
 
 from ._base import Logger, RunInfo
 from ._runs.backend import RowWriter
+from ._runs.exit import fatal_error
 
 _MODES = {"new": "x", "resume": "a", "overwrite": "w"}
 REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
@@ -92,7 +93,7 @@ class SaveLogger(Logger):
 
     def open(self, run: RunInfo) -> Writer:
         path = self._directory(run)
-        writer = open_run(path, self._mode, run.key, run.config, REMEDY)
+        writer = open_run(path, self._mode, run.key, run.config, REMEDY, tracked=True)
         if self._mode == "w" and not host.process_index():
             remove_parts(path, host.process_count())
         return writer
@@ -119,7 +120,7 @@ class SaveLogger(Logger):
 
     def close(self, run: Writer) -> None:
         try:
-            run.finish()
+            run.finish(fatal_error())
         finally:
             run.close()
             self._closed.append(run)

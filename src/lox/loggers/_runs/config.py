@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, describe
+from lox._store.configs import flat_config
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -99,14 +100,11 @@ def _array(value: Any) -> Any:
     return plain.tolist()
 
 
-def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested dicts: `{"net": {"width": 64}}` to `{"net/width": 64}`."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flat_config(value, f"{prefix}{key}/")
-        elif isinstance(value, str | bool | int | float):
-            flat[f"{prefix}{key}"] = value
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value)
-    return flat
+def tracker_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config, whose values are strings, numbers or JSON."""
+    return {
+        name: value
+        if isinstance(value, str | bool | int | float)
+        else json.dumps(value)
+        for name, value in flat_config(config).items()
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from lox._errors import StoreError
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
-from lox.loggers._runs.config import flat_config
+from lox.loggers._runs.config import tracker_config
 from lox.loggers._trackers.tracker import IntegerSteps, Names, Tracker
 
 from .event_file import EventFile
@@ -77,7 +77,7 @@ class TensorBoardLogger(Tracker):
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
         if run.config:
             opened.has_config = True
-            opened.file.hparams(flat_config(run.config), run.name)
+            opened.file.hparams(tracker_config(run.config), run.name)
         return opened
 
     def write(self, run: _TensorBoardRun, logs: logdict) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
-from lox.loggers._runs.config import flat_config
+from lox.loggers._runs.config import tracker_config
 from lox.loggers._runs.exit import fatal_error
 from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import python_numbers
@@ -113,7 +113,7 @@ class MLflowLogger(Tracker):
         param = self._mlflow.entities.Param
         params = [
             param(opened.name(key), str(value)[:_MAX_PARAM_LENGTH])
-            for key, value in flat_config(run.config).items()
+            for key, value in tracker_config(run.config).items()
         ]
         opened.names.clear()  # metrics have their own names
         for i in range(0, len(params), _MAX_PARAMS):

@@ -1,0 +1,189 @@
+"""The rows of a key with one column per lane, aligned by a step."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lox._arrays import is_tracer, is_typed_key, leaves_of
+from lox._errors import LoxTypeError, LoxValueError
+
+from .key import Key
+from .lane_step import LANE, PROCESS
+
+
+class LanePoints(NamedTuple):
+    """The rows of a key, as points that the lanes share.
+
+    Attributes:
+        steps: the steps of the points, by name: those on which all lanes agree.
+        step: the name of the step by which the lanes are aligned; None without steps.
+        leaves: the values, of the shape `(points, lanes, *own axes)`.
+        present: which lanes have which points.
+    """
+
+    steps: dict[str, Any]
+    step: str | None
+    leaves: list[Any]
+    present: Any
+
+
+def has_lanes(key: Key) -> bool:
+    """Whether the rows of a key have lane axes, or name their lanes."""
+    return key.lane_count() is not None or LANE in key.steps
+
+
+def align_lanes(name: str, key: Key, step: str | None = None) -> LanePoints:
+    """Aligns the rows of all lanes by a step, or by position if there is no step.
+
+    If a lane has several rows with the same step, the first ones of all lanes are one
+    point, the second ones another, and so on. The points are sorted by the step, unless
+    all lanes have the same steps in the same order. The lanes of a key without a time
+    axis are one point, whatever their steps are.
+
+    Args:
+        name: the name of the key, for messages.
+        key: the key.
+        step: the name of the step; by default the first one.
+    """
+    leaves = leaves_of(key.value)
+    if any(map(is_tracer, [*leaves, *key.steps.values(), key.mask])):
+        raise LoxTypeError(
+            f"lanes of {name!r} cannot be aligned under a trace, since the result "
+            "depends on their steps. Do so outside `jax.jit`."
+        )
+    for leaf in leaves:
+        if is_typed_key(leaf) or np.asarray(leaf).dtype.kind == "c":
+            raise LoxTypeError(
+                f"{name!r} has the dtype {leaf.dtype}, of which there are no "
+                "statistics over lanes. Select other keys with `filter`."
+            )
+    names = [x for x in key.steps if x not in (LANE, PROCESS)]
+    if step is not None and step not in names:
+        known = ", ".join(map(repr, names)) or "none"
+        raise LoxValueError(f"{name!r} has no step {step!r}; its steps are {known}.")
+    if step is None:
+        step = names[0] if names else None
+    columns = _Columns.of(key)
+    # lanes of a key without a time axis are one point
+    by = step if key.info.stacked else None
+    if LANE not in key.steps and columns.have_equal_steps(by):
+        steps = columns.common_steps(names)
+        return LanePoints(steps, by, columns.leaves, columns.present)
+    return _aligned(columns, names, by)
+
+
+class _Columns(NamedTuple):
+    """The arrays of a key, with time as the first and lanes as the second axis."""
+
+    leaves: list[Any]
+    steps: dict[str, Any]
+    present: Any
+
+    @classmethod
+    def of(cls, key: Key) -> "_Columns":
+        rows = key.stacked()
+        shape = rows.row_shape()
+        axis = rows.outer_lanes()
+
+        def time_first(x: Any, own: tuple[int, ...] = ()) -> Any:
+            moved = np.moveaxis(np.asarray(x), axis, 0)
+            return moved.reshape(len(moved), -1, *own)
+
+        leaves = [np.asarray(leaf) for leaf in leaves_of(rows.value)]
+        mask = np.ones(shape, bool) if rows.mask is None else rows.mask
+        return cls(
+            [time_first(leaf, leaf.shape[len(shape) :]) for leaf in leaves],
+            {
+                name: time_first(np.broadcast_to(np.asarray(x), shape))
+                for name, x in rows.steps.items()
+            },
+            time_first(mask).astype(bool),
+        )
+
+    def have_equal_steps(self, step: str | None) -> bool:
+        """Whether all lanes have the same steps, in the same order."""
+        if step is None:  # positions count only the rows that happened
+            return bool(self.present.all()) or len(self.present) == 1
+        steps = self.steps[step]
+        if not steps.shape[1]:
+            return True
+        reference = np.take_along_axis(steps, self.present.argmax(1)[:, None], axis=1)
+        return bool(((steps == reference) | ~self.present).all())
+
+    def common_steps(self, names: list[str]) -> dict[str, Any]:
+        """The steps on which all lanes agree."""
+        first = self.present.argmax(1)[:, None] if self.present.size else None
+        common = {}
+        for name in names:
+            steps = self.steps[name]
+            if first is not None and self.have_equal_steps(name):
+                common[name] = np.take_along_axis(steps, first, axis=1)[:, 0]
+        return common
+
+
+def _aligned(columns: _Columns, names: list[str], step: str | None) -> LanePoints:
+    # each row that happened, by its lane and time
+    lanes, times = np.nonzero(columns.present.T)
+    series, count = _series(columns, lanes, times)
+    order = np.lexsort([times, series])  # rows of a series, in their order
+    lanes, times, series = lanes[order], times[order], series[order]
+    if step is None:
+        points = _nth(series)
+        size = int(points.max(initial=-1)) + 1
+    else:
+        at = columns.steps[step][times, lanes]
+        by_step = np.lexsort([at, series])  # stable
+        nth = np.empty(len(at), np.int64)
+        nth[by_step] = _nth_of_pairs(series[by_step], at[by_step])
+        points, size = _numbered(at, nth)
+    present = np.zeros((size, count), bool)
+    present[points, series] = True
+    steps = {}
+    for name in names:
+        values = columns.steps[name][times, lanes]
+        common = np.zeros(size, values.dtype)
+        common[points] = values
+        if (common[points] == values).all():
+            steps[name] = common
+    leaves = []
+    for leaf in columns.leaves:
+        values = np.zeros((size, count, *leaf.shape[2:]), leaf.dtype)
+        values[points, series] = leaf[times, lanes]
+        leaves.append(values)
+    return LanePoints(steps, step, leaves, present)
+
+
+def _series(columns: _Columns, lanes: Any, times: Any) -> tuple[Any, int]:
+    """The number of the series of each row: a lane axis, and a lane that rows name."""
+    width = columns.present.shape[1]
+    if LANE not in columns.steps:
+        return lanes, width
+    named = columns.steps[LANE][times, lanes]
+    pairs, series = np.unique(
+        np.stack([lanes, named.astype(np.int64)]), axis=1, return_inverse=True
+    )
+    return series.reshape(-1), pairs.shape[1]
+
+
+def _nth(series: Any) -> Any:
+    """The position of each row in its series; the rows are sorted by series."""
+    return _nth_of_pairs(series, np.zeros(len(series), np.int8))
+
+
+def _nth_of_pairs(first: Any, second: Any) -> Any:
+    """How many equal pairs come before each pair; the pairs are sorted."""
+    if not len(first):
+        return np.zeros(0, np.int64)
+    new = np.append(True, (first[1:] != first[:-1]) | (second[1:] != second[:-1]))
+    starts = np.nonzero(new)[0]
+    return np.arange(len(first)) - starts[np.cumsum(new) - 1]
+
+
+def _numbered(at: Any, nth: Any) -> tuple[Any, int]:
+    """Numbers the distinct pairs in their order."""
+    order = np.lexsort([nth, at])
+    at, nth = at[order], nth[order]
+    new = np.append(False, (at[1:] != at[:-1]) | (nth[1:] != nth[:-1]))
+    numbers = np.empty(len(at), np.int64)
+    numbers[order] = np.cumsum(new[: len(at)])
+    return numbers, int(numbers.max(initial=-1)) + 1

@@ -1,0 +1,52 @@
+"""The configs of runs: their names and values, for selecting and grouping."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+Names = str | Iterable[str] | None
+
+
+class _HasConfig(Protocol):
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested dicts: `{"net": {"width": 64}}` to `{"net/width": 64}`."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flat_config(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def config_names(runs: Iterable[_HasConfig]) -> list[str]:
+    """The names of all configs, in the order in which they are found."""
+    return list(dict.fromkeys(name for run in runs for name in flat_config(run.config)))
+
+
+def varying_names(runs: Iterable[_HasConfig]) -> list[str]:
+    """The names of the configs that are not the same for all runs."""
+    configs = [flat_config(run.config) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [
+        name
+        for name in names
+        if len({hashable(config.get(name, _MISSING)) for config in configs}) > 1
+    ]
+
+
+_MISSING = object()
+
+
+def hashable(value: Any) -> Any:
+    """A value that can be compared, and be the key of a dict."""
+    if hasattr(value, "tolist"):  # a NumPy or JAX array
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return tuple(map(hashable, value))
+    if isinstance(value, Mapping):
+        return tuple((key, hashable(value[key])) for key in sorted(value))
+    return value
