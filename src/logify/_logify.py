@@ -92,9 +92,4 @@ def logify(
     # Python numbers are not traced: `fun` gets its arguments unchanged
     outermost = Form(outermost=True, numbers=False)
     forms = Forms.of(fun, ("logify", options), evaluate, static, outermost)
-    return _Logify(fun, forms, static)
-
-
-class _Logify(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
+    return Transformed("logify", fun, forms, static)

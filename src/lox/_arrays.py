@@ -109,8 +109,8 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
     if jax is not None:
         leaves, tree = jax.tree.flatten(value)
         return leaves, tree
-    found: list[Any] = []
-    return found, _Structure(_outline(value, found))
+    found = [leaf for _, leaf in _named("", value)]
+    return found, _Structure(_mapped(lambda leaf: ..., value))
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -135,21 +135,22 @@ def leaves_with_names(value: Any) -> list[tuple[str, Any]]:
     return list(_named("", value))
 
 
-class _Leaf(NamedTuple):
-    """Marks the position of a leaf in a structure."""
-
-
 class _Structure(NamedTuple):
-    """The structure of a pytree of built-in containers, without JAX."""
+    """The structure of a pytree of built-in containers, without JAX.
+
+    Attributes:
+        outline: the pytree, with `...` in place of its leaves.
+    """
 
     outline: Any
 
     @property
     def num_leaves(self) -> int:
-        return _count(self.outline)
+        return sum(1 for _ in _named("", self.outline))
 
     def unflatten(self, leaves: Iterable[Any]) -> Any:
-        return _filled(self.outline, iter(leaves))
+        rest = iter(leaves)
+        return _mapped(lambda _: next(rest), self.outline)
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
@@ -175,26 +176,12 @@ def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _outline(value: Any, leaves: list[Any]) -> Any:
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to all leaves, in order."""
     children = _children(value)
     if children is None:
-        leaves.append(value)
-        return _Leaf()
-    return _rebuilt(value, [_outline(item, leaves) for _, item in children])
-
-
-def _filled(outline: Any, leaves: Any) -> Any:
-    if type(outline) is _Leaf:
-        return next(leaves)
-    return _rebuilt(
-        outline, [_filled(item, leaves) for _, item in _children(outline) or ()]
-    )
-
-
-def _count(outline: Any) -> int:
-    if type(outline) is _Leaf:
-        return 1
-    return sum(_count(item) for _, item in _children(outline) or ())
+        return change(value)
+    return _rebuilt(value, [_mapped(change, item) for _, item in children])
 
 
 def _named(path: str, value: Any) -> Iterable[tuple[str, Any]]:

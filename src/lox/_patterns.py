@@ -1,8 +1,20 @@
 """Shell-style patterns that select keys by name."""
 
 import fnmatch
+from collections.abc import Iterable
 
 
 def matches(key: str, pattern: str) -> bool:
     """Whether a key is equal to a pattern or matches it."""
     return key == pattern or fnmatch.fnmatchcase(key, pattern)
+
+
+def matches_any(key: str, patterns: Iterable[str]) -> bool:
+    """Whether a key matches at least one of the patterns."""
+    return any(matches(key, pattern) for pattern in patterns)
+
+
+def unmatched(patterns: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """The patterns that match none of the keys."""
+    seen = list(keys)
+    return [one for one in patterns if not any(matches(key, one) for key in seen)]

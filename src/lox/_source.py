@@ -4,8 +4,12 @@ import dataclasses
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import Any
+
+from ._errors import LoxWarning
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -60,3 +64,15 @@ def user_line() -> tuple[str, int]:
     skipped = _OWN_PACKAGES if jax is None else (*_OWN_PACKAGES, jax.__path__[0])
     source = user_source(skipped)
     return source.file, source.line
+
+
+def warn(message: str, at: Source | None = None, registry: Any = None) -> None:
+    """Warns the user.
+
+    Args:
+        message: the message.
+        at: the line that the warning names; by default, the one that called lox.
+        registry: the warnings that were shown before; one is shown once per line.
+    """
+    file, line = user_line() if at is None else (at.file, at.line)
+    warnings.warn_explicit(message, LoxWarning, file, line, registry=registry)

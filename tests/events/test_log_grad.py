@@ -155,7 +155,7 @@ def test_grad_of_grad_logs_the_inner_cotangents(program):
 
 
 @each_kind
-def test_nolog_removes_it(program):
+def test_nolog_removes_log_grad(program):
     fun = functools.partial(program, logged)
     silent = jax.grad(lox.nolog(fun))
     assert "log_grad" not in str(jax.make_jaxpr(lox.nolog(fun))(X))

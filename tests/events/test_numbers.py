@@ -278,6 +278,31 @@ def test_steps_without_common_dtype_are_refused(steps):
     assert [call.step["n"].item() for call in calls] == wanted
 
 
+def test_steps_in_another_order_keep_their_values_and_dtypes():
+    first = {"step": np.int32(3), "time": np.float32(0.5)}
+    second = {"time": np.float32(1.5), "step": np.int32(4)}
+
+    def f(x):
+        lox.log({"n": x}, **first)
+        lox.log({"n": x}, **second)
+        lax.cond(
+            x > 0,
+            lambda: lox.log({"n": x}, **first) and None,
+            lambda: lox.log({"n": x}, **second) and None,
+        )
+        return x
+
+    for options in ({}, {"capacity": 9}, {"interval": 1}):
+        _, logs = lox.spool(f, **options)(-1.0)
+        assert logs.step["n"].tolist() == [3, 4, 4]
+        assert logs.time["n"].tolist() == [0.5, 1.5, 1.5]
+        assert logs.step["n"].dtype == np.int32
+    calls = []
+    lox.tap(f, calls.append, buffer=9)(1.0)
+    assert calls[0].step["n"].tolist() == [3, 4, 3]
+    assert calls[0].time["n"].tolist() == [0.5, 1.5, 0.5]
+
+
 # --- host numbers ----------------------------------------------------------
 
 

@@ -178,7 +178,7 @@ def test_histogram_of_values_that_are_not_finite_is_empty():
     assert histogram["edges"][0] == 0 and histogram["edges"][-1] == 1
 
 
-def test_histogram_of_one_value_is_around_it():
+def test_histogram_of_one_value_has_bins_around_it():
     histogram = lox.stats(jnp.full(5, 2.0), "histogram")["histogram"]
     assert histogram["edges"][0] == 1.5 and histogram["edges"][-1] == 2.5
     assert histogram["counts"][16] == 5

@@ -117,7 +117,7 @@ def test_tags_prefix_and_explicit_are_those_of_log():
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_split_logs_stacked_layers_by_themselves(axis):
+def test_split_logs_stacked_layers_separately(axis):
     params = {"b": WEIGHTS[:, 0], "w": WEIGHTS}
     moved = jax.tree.map(lambda x: np.moveaxis(x, 0, axis), params)
     logs = lox.spool(lambda p: lox.watch("params", p, stats=STATS, split=axis))(moved)

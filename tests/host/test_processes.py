@@ -84,6 +84,20 @@ def test_process_can_be_forked_while_threads_write():
     assert len(lox.runs("children")) == 20
 
 
+def test_save_imports_no_module_while_it_writes():
+    # a process that is forked during an import would wait for it forever
+    python(
+        """
+        import sys
+        import lox
+
+        save, before = lox.save, set(sys.modules)
+        save({"x": 1.0}, "run")
+        assert not set(sys.modules) - before, set(sys.modules) - before
+        """
+    )
+
+
 # --- signals ---------------------------------------------------------------
 
 

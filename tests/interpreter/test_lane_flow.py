@@ -488,9 +488,7 @@ def test_while_body_with_predicate_per_lane_is_batched_once():
     assert lanes == [[0], [0, 1, 2]]
 
 
-def test_nested_loops_that_log_are_batched_once():
-    count_p, times = counting("count_in_nested")
-
+def nested_loops(count_p):
     def f(n):
         def outer(carry, t):
             def inner(c):
@@ -503,6 +501,12 @@ def test_nested_loops_that_log_are_batched_once():
 
         return lax.scan(outer, 0, jnp.arange(2))[0]
 
+    return f
+
+
+def test_nested_loops_that_log_are_batched_once():
+    count_p, times = counting("count_in_nested")
+    f = nested_loops(count_p)
     out, logs = lox.spool(jax.vmap(f), capacity=9)(jnp.array([1, 2]))
     assert len(times) == 1
     assert out.tolist() == [0 + 0 + 1, 0 + 1 + 0 + 1 + 2]
@@ -512,19 +516,7 @@ def test_nested_loops_that_log_are_batched_once():
 
 def test_loops_of_spooled_function_are_batched_once():
     count_p, times = counting("count_in_spooled")
-
-    def f(n):
-        def outer(carry, t):
-            def inner(c):
-                i, total = c
-                lox.log({"total": total})
-                return i + 1, total + count_p.bind(i)
-
-            _, total = lax.while_loop(lambda c: c[0] < n + t, inner, (0, carry))
-            return total, None
-
-        return lax.scan(outer, 0, jnp.arange(2))[0]
-
+    f = nested_loops(count_p)
     out, logs = jax.vmap(lox.spool(f, capacity=9))(jnp.array([1, 2]))
     assert len(times) == 1
     assert out.tolist() == [0 + 0 + 1, 0 + 1 + 0 + 1 + 2]

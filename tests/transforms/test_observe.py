@@ -520,7 +520,7 @@ def test_loops_selects_by_address_line_or_function(pattern, chosen):
     assert len(tapped(fun, 5.0)) == sum(iterations[address] for address in chosen)
 
 
-def test_loops_lists_what_there_is_without_running_it():
+def test_loops_lists_loops_without_running_the_function():
     loops = lox.observe(both).loops(5.0)
     assert [loop.address for loop in loops] == [
         "scan[0]",

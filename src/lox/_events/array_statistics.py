@@ -1,4 +1,4 @@
-"""The statistics of one array that `lox.stats` and `lox.watch` have: their table.
+"""The table of the statistics that `lox.stats` and `lox.watch` compute of an array.
 
 Sums are taken of values that are scaled by a power of two, so that neither they nor
 squares overflow; scaling by a power of two rounds nothing.
@@ -32,7 +32,7 @@ def _compute(x: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _Values:
-    """An array, and what several statistics need of it."""
+    """An array, and intermediate results that several statistics share."""
 
     def __init__(self, x: Any) -> None:
         if x.dtype == jnp.bool_:
@@ -71,7 +71,7 @@ class _Values:
 
     @functools.cached_property
     def scale(self) -> Any:
-        """What to divide values by so that their squares do not overflow."""
+        """The divisor that keeps the squares of values from overflowing."""
         if not self.may_overflow or not self.size:
             return jnp.ones((), self.float_dtype)
         return _power_of_two(self.largest)
@@ -212,7 +212,7 @@ def _even_edges(low: Any, high: Any) -> Any:
     position = jnp.arange(_BINS + 1, dtype=low.dtype) / _BINS
     edges = (low / scale) * (1 - position) + (high / scale) * position
     edges = jnp.clip(edges * scale, low, high)
-    return jax.lax.cummax(edges)  # in order in spite of rounding
+    return jax.lax.cummax(edges)  # sorted, despite rounding
 
 
 STATISTICS: dict[str, Statistic] = {

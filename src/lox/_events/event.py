@@ -23,7 +23,7 @@ class Sink(Protocol):
 
 
 class Summary(Protocol):
-    """What to log of cotangents instead of themselves; a static, hashable object."""
+    """What is logged in place of cotangents; a static, hashable object."""
 
     def bind(self, event: "Event", operands: Sequence[Any]) -> None:
         """Binds the events that replace `event`, whose values are the cotangents."""

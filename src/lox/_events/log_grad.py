@@ -107,7 +107,7 @@ def bind_log_grad(
     numbers: Sequence[Any],
     condition: Condition | None,
 ) -> list[Any]:
-    """The leaves as they are; reverse mode makes an event of the cotangents of some.
+    """Returns the leaves unchanged; reverse mode logs the cotangents of some of them.
 
     Args:
         leaves: the leaves of a value.
@@ -170,7 +170,7 @@ def _differentiable(
             "derivative. Log the cotangent of a real or complex value, or log the "
             f'value itself: `lox.log({{"{name}": ...}})`.'
         )
-    # numbers of Python and arrays of NumPy are constants
+    # Python numbers and NumPy arrays are constants
     return [
         kind and isinstance(leaf, jax.Array)
         for kind, leaf in zip(kinds, leaves, strict=True)
@@ -178,7 +178,7 @@ def _differentiable(
 
 
 def _tree_of_arrays(x: Any, tree: Any) -> Any:
-    """The structure of a value as it is logged, without the variables of libraries."""
+    """The structure of the logged value: NNX variables become arrays."""
     plain = jax.tree.structure(as_arrays(x))
     return plain if plain.num_leaves == tree.num_leaves else tree
 
@@ -242,7 +242,7 @@ rule_tables.register_batching(log_grad_p, _batch)
 
 
 def _of_leaves(event: Event, kept: Sequence[bool]) -> Event:
-    """The event of some leaves of its value."""
+    """The event, for only some leaves of its value."""
     (tree,) = event.call.trees
     return event.with_call(trees=(_with_none(tree, kept),))
 

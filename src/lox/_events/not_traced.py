@@ -7,27 +7,20 @@ is traced. lox warns about them once per line.
 """
 
 import contextlib
-import threading
-import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from lox._errors import LoxWarning
+from lox._flag import Flag
 from lox._jax import callbacks, compat
-from lox._source import Source
+from lox._source import Source, warn
 
 _warned: dict[Any, Any] = {}  # the registry of `warnings`: one warning per line
 
 
 def _warn(keys: Iterable[str], source: Source, rest: str) -> None:
-    warnings.warn_explicit(
-        f"{', '.join(map(repr, keys))}, logged at {source}, {rest}",
-        LoxWarning,
-        source.file,
-        source.line,
-        registry=_warned,
-    )
+    listed = ", ".join(map(repr, keys))
+    warn(f"{listed}, logged at {source}, {rest}", source, _warned)
 
 
 # --- host functions ----------------------------------------------------------
@@ -64,28 +57,18 @@ def warn_if_in_host_function(keys: Iterable[str], source: Source) -> None:
 
 # --- compile-time evaluation -------------------------------------------------
 
-_state = threading.local()
-
-
-@contextlib.contextmanager
-def while_tracing() -> Iterator[None]:
-    """Marks that a function is being traced for a transformation."""
-    before = getattr(_state, "tracing", False)
-    _state.tracing = True
-    try:
-        yield
-    finally:
-        _state.tracing = before
+# set while a function is traced for a transformation
+while_tracing = Flag()
 
 
 def may_run_early() -> bool:
     """Whether an event may run while a transformation traces the function around it."""
-    return compat.folds_constants() and getattr(_state, "tracing", False)
+    return compat.folds_constants() and bool(while_tracing)
 
 
 def warn_if_early(keys: Iterable[str], source: Source) -> None:
     """Warns if the program of an uncollected event is lowered during such a trace."""
-    if not getattr(_state, "tracing", False):
+    if not while_tracing:
         return
     _warn(
         keys,

@@ -10,7 +10,6 @@ that rule is why `jax.debug.callback` runs twice under `checkpoint`.
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._arrays import to_numpy
-from lox._errors import LoxWarning
+from lox._flag import Flag
 from lox._jax import (
     array_types,
     batching,
@@ -31,35 +30,31 @@ from lox._jax import (
     rule_tables,
 )
 from lox._jax.early_patches import JACFWD, called_by_jacfwd
+from lox._source import warn
 
 from .event import Event, default
 from .not_traced import warn_if_early
 
 
-class LogEffect(effects.DebugEffect):
+class _ComparedByType:
+    """All effects of one class are the same."""
+
+    def __str__(self) -> str:  # as printed in a jaxpr
+        return type(self).__name__.removesuffix("Effect")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self).__name__)
+
+
+class LogEffect(_ComparedByType, effects.DebugEffect):
     """The effect of an event that is not collected yet, or not ordered."""
 
-    def __str__(self) -> str:
-        return "Log"
 
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash("lox.LogEffect")
-
-
-class OrderedLogEffect(effects.OrderedEffect):
+class OrderedLogEffect(_ComparedByType, effects.OrderedEffect):
     """The effect of an event that is delivered in program order."""
-
-    def __str__(self) -> str:
-        return "OrderedLog"
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash("lox.OrderedLogEffect")
 
 
 LOG_EFFECT = LogEffect()
@@ -101,7 +96,6 @@ log_p.multiple_results = True
 
 @log_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
-    del avals
     return [], {ORDERED_LOG_EFFECT if event.route.ordered else LOG_EFFECT}
 
 
@@ -187,36 +181,21 @@ rule_tables.register_batching(log_p, _batch)
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, event: Event
 ) -> tuple[list[Any], list[Any]]:
-    del tangents
     return log_p.bind(*primals, event=event), []
 
 
-_warnings = threading.local()
-
-
-@contextlib.contextmanager
-def without_transpose_warnings() -> Iterator[None]:
-    """Suppresses warnings about tangents, for code whose events are removed anyway."""
-    before = getattr(_warnings, "off", False)
-    _warnings.off = True
-    try:
-        yield
-    finally:
-        _warnings.off = before
+# suppresses warnings about tangents, for code whose events are removed anyway
+without_transpose_warnings = Flag()
 
 
 def _transpose(cotangents: Any, *operands: Any, event: Event) -> list[None]:
-    del cotangents
-    if getattr(_warnings, "off", False):
-        return [None] * len(operands)
-    warnings.warn_explicit(
-        f"{event.call.description}, contains a tangent, which reverse mode never "
-        "computes: the event is removed. Log it under `jax.jvp`, or log the other "
-        "values in a separate call.",
-        LoxWarning,
-        event.call.source.file,
-        event.call.source.line,
-    )
+    if not without_transpose_warnings:
+        warn(
+            f"{event.call.description}, contains a tangent, which reverse mode never "
+            "computes: the event is removed. Log it under `jax.jvp`, or log the other "
+            "values in a separate call.",
+            event.call.source,
+        )
     return [None] * len(operands)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lox._errors import LoxTypeError
-from lox._patterns import matches
+from lox._patterns import matches_any, unmatched
 
 from .event import Event
 
@@ -37,18 +37,11 @@ class Selection:
         return explicit or not event.call.explicit
 
     def selects_key(self, key: str) -> bool:
-        return self.argnames is None or any(
-            matches(key, pattern) for pattern in self.argnames
-        )
+        return self.argnames is None or matches_any(key, self.argnames)
 
     def unmatched(self, keys: Iterable[str]) -> list[str]:
         """The `argnames` that match no key."""
-        seen = list(keys)
-        return [
-            pattern
-            for pattern in self.argnames or ()
-            if not any(matches(key, pattern) for key in seen)
-        ]
+        return unmatched(self.argnames or (), keys)
 
     def unmatched_tags(self, events: Iterable[Event]) -> list[str]:
         """The `tags` that no event has."""

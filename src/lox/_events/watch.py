@@ -53,10 +53,10 @@ def watch(
             below `name` and `grad`: `params/grad/dense/kernel/rms`. This happens in the
             backward pass, as in `lox.log_grad`.
         split: an axis along which every array holds stacked layers. Each layer gets
-            statistics of its own: `params/0/kernel/rms`, `params/1/kernel/rms`.
+            its own statistics: `params/0/kernel/rms`, `params/1/kernel/rms`.
         when: log only if this is true; `"nonfinite"` logs only the arrays, and with
-            `split` the layers, that have values that are NaN or infinite, each as an
-            event of its own.
+            `split` the layers, that have values that are NaN or infinite, each as a
+            separate event.
         tags: as in `lox.log`.
         reduce: as in `lox.log`; the names in a dict are those of `lox.stats`.
         prefix: put in front of every key.
@@ -244,7 +244,7 @@ def _watch_cotangents(
 
 
 def _differentiable(leaves: Sequence[Any], caller: str) -> list[bool]:
-    """Which leaves may have a cotangent; arrays of NumPy are constants."""
+    """Which leaves may have a cotangent; NumPy arrays are constants."""
     numbers = [leaf for leaf in leaves if is_array(leaf) and not is_typed_key(leaf)]
     if not any(jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in numbers):
         raise LoxTypeError(
@@ -259,7 +259,7 @@ def _differentiable(leaves: Sequence[Any], caller: str) -> list[bool]:
 
 def _paths_of(tree: Any, count: int) -> tuple[str, ...]:
     """The paths of all leaves of a tree, in the order of `jax.tree`."""
-    for same in (as_arrays(tree), tree):  # without the variables of libraries
+    for same in (as_arrays(tree), tree):  # NNX variables become arrays
         found, _ = jax.tree_util.tree_flatten_with_path(same)
         if len(found) == count:
             break
@@ -309,7 +309,7 @@ def _check_split(caller: str, arrays: list[tuple[str, Any]], split: int | None) 
             raise ShapeError(
                 f"{caller}: `split={split}`, but {path} has the shape {x.shape}, "
                 "which has no such axis. Watch the arrays that hold stacked layers "
-                "by themselves."
+                "separately."
             )
         if length is None:
             first, length = path, x.shape[split]
@@ -317,7 +317,7 @@ def _check_split(caller: str, arrays: list[tuple[str, Any]], split: int | None) 
             raise ShapeError(
                 f"{caller}: `split={split}`, but {first} has {length} layers and "
                 f"{path} has {x.shape[split]}. Watch the arrays that hold stacked "
-                "layers by themselves."
+                "layers separately."
             )
 
 
@@ -331,6 +331,6 @@ def _check_grad_keys(
         if path in of_cotangents:
             raise LoxValueError(
                 f"{caller}: `grad=True` logs statistics of a cotangent as {path!r}, "
-                "which is also an array of the tree. Rename that, or watch it by "
-                "itself."
+                "which is also an array of the tree. Rename that array, or watch it "
+                "separately."
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lox._events.event import Event, default
+from lox._jax import host
 from lox._logs.logdict import logdict
 from lox._settings import default_handler
 from lox._source import delivery
@@ -73,8 +74,8 @@ class HostSink:
             return ()
 
         def end_by(interrupt: BaseException) -> None:
-            if stoppable and interrupts.in_thread_of_call():
-                interrupts.stop_by(interrupt)
+            if stoppable and not host.called_by_xla_thread():
+                interrupts.stop(interrupt)
             callback_errors.keep_first(self, interrupt)
             if stoppable:
                 interrupts.stop()

@@ -36,22 +36,15 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def stop() -> None:
-    """Ends the program whose callback calls this."""
-    host.program_stopped()
-    raise ProgramStopped(host.STOPPED)
+def stop(error: BaseException | None = None) -> None:
+    """Ends the program whose callback calls this.
 
-
-def stop_by(error: BaseException) -> None:
-    """Ends the program; if this is the thread of its call, the call raises `error`."""
-    _kept.error = error
+    If this is the thread that called the program, the call raises `error`, if given.
+    """
+    if error is not None:
+        _kept.error = error
     host.program_stopped()
     raise ProgramStopped(host.STOPPED) from error
-
-
-def in_thread_of_call() -> bool:
-    """Whether a callback runs in the thread that called the program."""
-    return not host.called_by_xla_thread()
 
 
 # --- around every call of a program with effects -----------------------------

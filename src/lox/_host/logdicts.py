@@ -53,7 +53,7 @@ def lane_converter(event: Event) -> EventToLogs:
 
 
 def names_lanes(event: Event) -> bool:
-    """Whether rows of the event get the step `lane`; one of the user's own is kept."""
+    """Whether rows of the event get the step `lane`; a step of this name is kept."""
     return event.layout.lanes > 0 and LANE not in event.call.steps
 
 

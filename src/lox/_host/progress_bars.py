@@ -1,7 +1,6 @@
 """The bars of `lox.progress`: live in a terminal, lines of text elsewhere."""
 
 import atexit
-import contextlib
 import math
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 import numpy as np
 
 from lox._events.event import Event
-from lox._terminal import terminal
+from lox._terminal import live_display, write_line
 
 from .callbacks import Consume, HostSink
 
@@ -19,7 +18,7 @@ _LINES = 10  # lines of text for a loop of known length
 
 
 class Report(NamedTuple):
-    """What is known of a report before the program runs.
+    """The static part of a progress report.
 
     Attributes:
         address: the address of the loop.
@@ -36,7 +35,7 @@ class Report(NamedTuple):
 
 
 class ProgressSink(HostSink):
-    """Receives how far loops have come, and shows it.
+    """Receives the progress of loops, and shows it.
 
     Args:
         file: where to write; `sys.stderr` by default.
@@ -103,7 +102,7 @@ class ProgressSink(HostSink):
 
 
 class _Bar:
-    """How far one loop has come.
+    """The progress of one loop.
 
     Attributes:
         label: its name.
@@ -154,14 +153,8 @@ class _Display(Protocol):
 
 
 def _make_display(file: TextIO | None) -> _Display:
-    console = terminal(sys.stderr if file is None else file)
-    if console is not None:
-        from rich.errors import LiveError
-
-        # older versions of rich allow one live display, which may be taken
-        with contextlib.suppress(LiveError):
-            return _Live(console)
-    return _Lines(file)
+    live = live_display(sys.stderr if file is None else file, _Live)
+    return _Lines(file) if live is None else live
 
 
 class _Lines:
@@ -192,16 +185,11 @@ class _Lines:
 
     def _print(self, bar: _Bar) -> None:
         self._last[bar] = bar.count
-        file = sys.stderr if self._file is None else self._file
-        if file is None:  # as in a GUI application without a console
-            return
-        with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
-            file.write(f"{bar.line()}\n")
-            file.flush()
+        write_line(sys.stderr if self._file is None else self._file, bar.line())
 
 
 class _Live:
-    """Bars that rich draws, on a thread of its own."""
+    """Bars that rich draws, in its own thread."""
 
     def __init__(self, console: Any) -> None:
         from rich import progress

@@ -8,6 +8,7 @@ joined along time.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -45,7 +46,7 @@ def agree(key: str, parts: list[Rows]) -> list[Rows]:
                 "`prefix`."
             )
     _agree_reductions(key, parts)
-    parts = _agree_lanes(key, parts)
+    parts = _agree_lanes(key, [_with_steps(part, first.steps) for part in parts])
     dtypes = [_common_dtype(key, parts, i) for i in range(len(first.leaves))]
     step_dtypes = [_step_dtype(key, parts, i) for i in range(len(first.steps))]
     shared: dict[str, Any] = {
@@ -59,9 +60,8 @@ def agree(key: str, parts: list[Rows]) -> list[Rows]:
             part,
             leaves=tuple(map(cast, part.leaves, dtypes)),
             steps=collections.OrderedDict(
-                zip(
-                    part.steps, map(cast, part.steps.values(), step_dtypes), strict=True
-                )
+                (name, cast(part.steps[name], dtype))
+                for name, dtype in zip(part.steps, step_dtypes, strict=True)
             ),
             **shared,
         )
@@ -69,23 +69,27 @@ def agree(key: str, parts: list[Rows]) -> list[Rows]:
     ]
 
 
+def _with_steps(rows: Rows, names: Iterable[str]) -> Rows:
+    """The same rows with their steps in another order."""
+    if list(rows.steps) == list(names):
+        return rows
+    weak = dict(zip(rows.steps, rows.weak_steps, strict=True))
+    return dataclasses.replace(
+        rows,
+        steps=collections.OrderedDict((name, rows.steps[name]) for name in names),
+        weak_steps=tuple(weak[name] for name in names),
+    )
+
+
 def merged_lines(parts: Sequence[Rows]) -> dict[str, Any]:
     """The fields of joined rows that come from their lines."""
-    first = parts[0]
+    weak = zip(*(part.weak for part in parts), strict=True)
+    weak_steps = zip(*(part.weak_steps for part in parts), strict=True)
     return {
-        "lines": _unique(line for part in parts for line in part.lines),
-        "weak": tuple(
-            merged(part.weak[i] for part in parts) for i in range(len(first.weak))
-        ),
-        "weak_steps": tuple(
-            merged(part.weak_steps[i] for part in parts)
-            for i in range(len(first.weak_steps))
-        ),
+        "lines": tuple(dict.fromkeys(line for part in parts for line in part.lines)),
+        "weak": tuple(map(merged, weak)),
+        "weak_steps": tuple(map(merged, weak_steps)),
     }
-
-
-def _unique(lines: Iterable[Source]) -> tuple[Source, ...]:
-    return tuple(dict.fromkeys(lines))
 
 
 def cast(x: Any, dtype: Any) -> Any:
@@ -227,12 +231,8 @@ def _agree_lanes(key: str, parts: list[Rows]) -> list[Rows]:
 
 
 def _common_prefix(sizes: Sequence[tuple[int, ...]]) -> int:
-    count = 0
-    for column in zip(*sizes, strict=False):
-        if len(set(column)) > 1:
-            break
-        count += 1
-    return count
+    equal = (len(set(column)) == 1 for column in zip(*sizes, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def _can_join_along_time(parts: Sequence[Rows], common: int) -> bool:
@@ -284,12 +284,10 @@ def _flattened(rows: Rows, common: int) -> Rows:
 def _raise_lanes(key: str, parts: Sequence[Rows]) -> NoReturn:
     first = parts[0]
     other = next(p for p in parts if p.lane_sizes() != first.lane_sizes())
-    if first.devices or other.devices:
-        remedy = "Give one of them another name or a `prefix`"
-    elif set(first.lines) & set(other.lines):
+    remedy = "Give one of them another name or a `prefix`"
+    devices = first.devices or other.devices
+    if not devices and set(first.lines) & set(other.lines):
         remedy = 'Both are the same line: reduce the key (`reduce="mean"`)'
-    else:
-        remedy = "Give one of them another name or a `prefix`"
     raise ShapeError(
         f"{_both_shapes(key, first, other)} {remedy}, select other keys by `argnames`, "
         "or deliver it per lane with `lox.tap`."

@@ -1,6 +1,8 @@
 """Finds the events in a program."""
 
+import itertools
 import weakref
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lox._events.event import Event
@@ -130,6 +132,11 @@ def _has_own_hidden_rules(eqn: Any) -> bool:
     return not rule_sources.rules_of_jax(eqn)
 
 
+def may_log(jaxpr: Any) -> bool:
+    """Whether a jaxpr contains events, or derivative or batching rules that may log."""
+    return bool(indices_with_events(jaxpr))
+
+
 def jaxpr_has_hidden_rules(jaxpr: Any) -> bool:
     """Whether a jaxpr has user-defined derivative or batching rules, at any depth."""
     return _contents_of(jaxpr).has_hidden_rules
@@ -142,15 +149,13 @@ def indices_with_events(jaxpr: Any) -> frozenset[int]:
 
 def events_inside(eqn: Any) -> tuple[Event, ...]:
     """The events in the jaxprs of an equation."""
-    events: dict[Event, None] = {}
-    for jaxpr in jaxprs_of(eqn):
-        events.update(dict.fromkeys(events_of(jaxpr)))
-    return tuple(events)
+    return _distinct(map(events_of, jaxprs_of(eqn)))
 
 
 def cotangents_inside(eqn: Any) -> tuple[Event, ...]:
     """The events that reverse mode would add to the jaxprs of an equation."""
-    cotangents: dict[Event, None] = {}
-    for jaxpr in jaxprs_of(eqn):
-        cotangents.update(dict.fromkeys(cotangents_of(jaxpr)))
-    return tuple(cotangents)
+    return _distinct(map(cotangents_of, jaxprs_of(eqn)))
+
+
+def _distinct(parts: Iterable[Iterable[Event]]) -> tuple[Event, ...]:
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(parts)))

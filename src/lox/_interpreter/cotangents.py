@@ -10,7 +10,7 @@ from lox._events.event import Event
 from lox._events.log_grad import log_grad_p, value_count
 from lox._events.primitive import captured_events
 
-from .handlers import NO_STATE, Handler, Rewriter, State
+from .handlers import NO_STATE, Handler, State
 from .rows import Record
 from .rule_table import Result, rule
 from .walk import Walk
@@ -39,9 +39,10 @@ def rebound(
     later = handler.for_cotangents()
     events: list[tuple[Event, Sequence[Any]]] = [(event, operands)]
     if later.wants(event):
-        needs_state = isinstance(later, Rewriter) and later.rules_need_state
         with captured_events() as events:
-            later.receive(event, operands, state if needs_state else NO_STATE)
+            later.receive(
+                event, operands, state if later.rules_need_state else NO_STATE
+            )
     count = value_count(event)
     values = list(operands[:count])
     for changed, new in events:

@@ -1,6 +1,6 @@
 """Code that is shared by the rules of functions with custom derivatives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,28 +35,31 @@ def state_outside(inner: Rule) -> Rule:
     return outer
 
 
-def evaluate_events_separately(
-    rule: Rule,
-    walk: Walk,
-    eqn: Any,
-    args: list[Any],
-    state: State,
-    function: Any,
-    inputs: Sequence[Any],
-) -> Result:
+# Returns the jaxpr that an equation runs, and the inputs of this jaxpr, given those of
+# the equation.
+Called = Callable[[Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+
+
+def separates_events(called: Called) -> Callable[[Rule], Rule]:
     """Evaluates an equation without its events, and then only its events.
 
-    Args:
-        rule: the rule of the equation.
-        walk, eqn, args, state: the arguments of the rule.
-        function: the jaxpr that the equation runs.
-        inputs: the inputs of this jaxpr.
+    This is for traversals with `separate_events`.
     """
-    silent = Walk(LineRemover(lines_in(function), anchors=True))
-    outs, _, _ = rule(silent, eqn, args, NO_STATE)
-    jaxpr, consts = partial_eval.only_effects(jaxprs.close(function))
-    _, record, state = walk(jaxprs.close(jaxpr), [*consts, *inputs], state)
-    return outs, record, state
+
+    def decorate(inner: Rule) -> Rule:
+        def outer(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
+            if not walk.separate_events:
+                return inner(walk, eqn, args, state)
+            function, inputs = called(eqn, args)
+            silent = Walk(LineRemover(lines_in(function), anchors=True))
+            outs, _, _ = inner(silent, eqn, args, NO_STATE)
+            jaxpr, consts = partial_eval.only_effects(jaxprs.close(function))
+            _, record, state = walk(jaxprs.close(jaxpr), [*consts, *inputs], state)
+            return outs, record, state
+
+        return outer
+
+    return decorate
 
 
 def lines_in(jaxpr: Any) -> frozenset[Line]:

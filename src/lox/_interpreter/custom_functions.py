@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 
 from lox._jax import (
-    array_types,
     custom_derivatives,
     custom_vjp,
     hijax,
@@ -24,13 +22,8 @@ from lox._jax import (
 )
 
 from .contents import events_of
-from .custom_calls import (
-    evaluate_body,
-    evaluate_events_separately,
-    lines_in,
-    state_outside,
-)
-from .handlers import NO_STATE, Collector, Rewriter, State
+from .custom_calls import evaluate_body, lines_in, separates_events, state_outside
+from .handlers import NO_STATE, Collector, State
 from .joining import signature
 from .rule_table import Result, hidden_rules, rule
 from .rule_watches import DerivativeRuleWatch, HandlingWatch, Line
@@ -40,67 +33,37 @@ from .walk import Walk, without_events
 
 @rule("custom_jvp_call")
 @state_outside
+@separates_events(lambda eqn, args: (eqn.params["call_jaxpr"], args))
 def _custom_jvp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
-    if walk.separate_events:
-        return evaluate_events_separately(
-            _custom_jvp_rule, walk, eqn, args, state, old, args
-        )
+    old = eqn.params["call_jaxpr"]
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     # rules outlive this trace, so they must not hold the leaves themselves
     size = len(leaves)
-    front = size + consts
-    results = len(old.out_avals)
 
     def call(*flat: Any) -> list[Any]:
-        return evaluate_body(new, flat, results)
+        return evaluate_body(new, flat, len(old.out_avals))
 
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        ins, in_tangents = primals[front:], list(tangents[front:])
-        if not eqn.params["symbolic_zeros"]:
-            in_tangents = [_instantiate(t) for t in in_tangents]
-        zeros = [type(t) is SymbolicZero for t in in_tangents]
-        jaxpr, out_zeros = custom_derivatives.jvp_rule_jaxpr(eqn, zeros)
-        ins = [*ins, *(t for t in in_tangents if type(t) is not SymbolicZero)]
+    def evaluate_rule(rule: Any, ins: Sequence[Any], primals: Sequence[Any]) -> Any:
         before = state_tree.unflatten(primals[:size])
-        outs, rest = _evaluate_rule(
-            walk, eqn, jaxpr, ins, before, old, new, tree, primals
-        )
-        values = outs[:results]
-        nonzero = iter(outs[results:])
-        out_tangents = [
-            _zero(primal) if zero else next(nonzero)
-            for primal, zero in zip(values, out_zeros, strict=True)
-        ]
-        return [*values, *rest], [*out_tangents, *map(_zero, rest)]
+        return _evaluate_rule(walk, eqn, rule, ins, before, old, new, tree, primals)
 
-    # the source locations show whether a rule calls its own function (see
-    # `recomputation`)
-    fun = jax.custom_jvp(rule_sources.with_source_location_of(call, old))
-    fun.defjvp(
-        rule_sources.with_source_location_of(jvp, eqn.params["jvp_jaxpr_fun"]),
-        symbolic_zeros=True,
-    )
+    fun = custom_derivatives.like_custom_jvp(eqn, call, evaluate_rule, extra=size)
     return tree.unflatten(fun(*leaves, *args))
 
 
 @rule("custom_vjp_call", hijax.CUSTOM_VJP)
 @state_outside
+@separates_events(lambda eqn, args: (custom_vjp.custom_vjp_call(eqn).function, args))
 def _custom_vjp_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     called = custom_vjp.custom_vjp_call(eqn)
     old = called.function
-    if walk.separate_events:
-        return evaluate_events_separately(
-            _custom_vjp_rule, walk, eqn, args, state, old, args
-        )
     new, tree = walk.rebuilt(old, state)
     leaves, state_tree = jax.tree.flatten(state)
     # rules outlive this trace, so they must not hold the leaves themselves
     size = len(leaves)
     results = len(old.out_avals)
-    handler = walk.handler
-    rules_need_state = isinstance(handler, Rewriter) and handler.rules_need_state
+    rules_need_state = walk.handler.rules_need_state
 
     @jax.custom_vjp
     def fun(*flat: Any) -> list[Any]:
@@ -222,11 +185,3 @@ def _hidden_hijax_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
     watch = HandlingWatch(walk.handler.for_derivative_rules())
     prim = hijax.with_watched_rules(jaxprs.hijax(eqn), watch, watch)
     return {"_prim": prim}
-
-
-def _zero(primal: Any) -> Any:
-    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
-
-
-def _instantiate(x: Any) -> Any:
-    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -56,9 +56,11 @@ class Handler:
     Attributes:
         memo_key: identifies a rewriter that needs no state; the jaxprs that it rewrites
             are cached by this key. None for other handlers.
+        rules_need_state: whether events in derivative rules also need the state.
     """
 
     memo_key: Any = None
+    rules_need_state = False
 
     def wants(self, event: Event) -> bool:
         """Whether to handle this event; if not, it stays in the program unchanged."""
@@ -72,7 +74,6 @@ class Handler:
 
     def part(self, state: State, eqn: Any) -> State:
         """Returns the part of the state that the events inside an equation need."""
-        del eqn
         return state
 
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
@@ -81,7 +82,6 @@ class Handler:
         Args:
             lines: the lines of the function itself that log, with their keys.
         """
-        del lines
         return self
 
     def for_cotangents(self) -> "Handler":
@@ -105,7 +105,6 @@ class Collector(Handler):
         `absorb` then puts these rows into the state. The collector may still need the
         `part` of the state that belongs to the equation.
         """
-        del eqn
         return None
 
     def absorb(self, record: Record, state: State) -> tuple[Record, State]:
@@ -117,13 +116,7 @@ class Collector(Handler):
 
 
 class Rewriter(Handler):
-    """Binds events again with changes, or removes them.
-
-    Attributes:
-        rules_need_state: whether events in derivative rules also need the state.
-    """
-
-    rules_need_state = False
+    """Binds events again with changes, or removes them."""
 
     def receive(
         self, event: Event, operands: Sequence[Any], state: State

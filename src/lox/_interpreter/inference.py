@@ -46,9 +46,7 @@ def infer_rows(closed: Any, selection: Selection, reductions: Reductions) -> Rec
         reductions: the reduction of each key.
     """
     walk = Walk(_TypeInferrer(selection, reductions), types_only=True)
-    new, tree = walk.rebuilt(closed, NO_STATE)
-    record: Record = tree.unflatten(new.out_avals)[1]
-    return record
+    return walk.row_types(closed)
 
 
 def infer_rows_of_equation(

@@ -1,4 +1,4 @@
-"""The step `iteration` of observed results, which are anywhere inside a loop.
+"""The step `iteration` of observed results, at any depth inside a loop.
 
 Such an event is bound without the number of the iteration, which is a value of the
 loop's body. When the body is complete, a traversal passes the number to the events,
@@ -30,7 +30,7 @@ def bind_unnumbered(log: Callable[[], None]) -> None:
 
 def evaluate_numbered(closed: Any, args: Sequence[Any], number: Any) -> list[Any]:
     """Evaluates a closed jaxpr, whose events without numbers get this one."""
-    # after a `vmap` there is one number per lane, which are the same
+    # after a `vmap` there is one number per lane, and all are equal
     number = jnp.ravel(number)[0] if jnp.ndim(number) else number
     return Walk(_Numbering())(closed, args, State(context=number))[0]
 

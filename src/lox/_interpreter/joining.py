@@ -1,5 +1,6 @@
 """Joins the rows of parts of a program: of consecutive parts, and of branches."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from lox._jax import array_types
 from lox._jax.numbers import Literal, Literals
 
 from .agreement import agree, cast, check_adopts, check_steps, merged_lines
-from .rows import Record, Rows, map_rows, ordered
+from .rows import Record, Rows
 
 # --- consecutive parts -------------------------------------------------------
 
@@ -32,24 +33,11 @@ def _concatenate(key: str, parts: list[Rows]) -> Rows:
     parts = [part.with_time() for part in agree(key, parts)]
     if any(part.mask is not None for part in parts):
         parts = [part.with_mask() for part in parts]
-
-    def concatenate(*arrays: Any) -> Any:
-        return jnp.concatenate(arrays)
-
-    first = parts[0]
+    # the static fields of the first part are those of all, except for these
+    columns = zip(*map(jax.tree.leaves, parts), strict=True)
+    joined = jax.tree.structure(parts[0]).unflatten(map(jnp.concatenate, columns))
     return dataclasses.replace(
-        first,
-        leaves=tuple(
-            concatenate(*leaves)
-            for leaves in zip(*(part.leaves for part in parts), strict=True)
-        ),
-        steps=ordered(
-            (name, concatenate(*(part.steps[name] for part in parts)))
-            for name in first.steps
-        ),
-        mask=None
-        if first.mask is None
-        else concatenate(*(part.mask for part in parts)),
+        joined,
         sparse=any(part.sparse for part in parts),
         flattened=any(part.flattened for part in parts),
     )
@@ -66,7 +54,7 @@ def cast_to_types(key: str, rows: Rows, types: Rows) -> Rows:
     return dataclasses.replace(
         rows,
         leaves=tuple(cast(leaf, kind.dtype) for leaf, kind in pairs),
-        steps=ordered(
+        steps=collections.OrderedDict(
             (name, cast(step, types.steps[name].dtype))
             for name, step in rows.steps.items()
         ),
@@ -178,7 +166,8 @@ def _zeros(like: Any, length: int) -> Any:
 
 def placeholder_rows(types: Record) -> Record:
     """Converts types to rows of zeros, of which only the types are used."""
-    return map_rows(types, lambda rows: rows.arrays(array_types.zeros_of_aval))
+    zeros: Record = jax.tree.map(array_types.zeros_of_aval, types)
+    return zeros
 
 
 def have_same_types(records: Sequence[Record]) -> bool:

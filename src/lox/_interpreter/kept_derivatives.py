@@ -15,12 +15,7 @@ from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._jax import ad, hijax, jaxprs, tracing
 
-from .custom_calls import (
-    evaluate_body,
-    evaluate_events_separately,
-    lines_in,
-    state_outside,
-)
+from .custom_calls import evaluate_body, lines_in, separates_events, state_outside
 from .handlers import Handler, Remover, Rewriter, State
 from .rows import Record
 from .rule_table import Result, rule
@@ -28,33 +23,29 @@ from .rule_watches import HandlingWatch, Line, LineRemover
 from .walk import Walk
 
 
+def _solve(eqn: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Only `solve` runs; the other functions describe its derivatives."""
+    lengths = eqn.params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    consts = args[start : start + lengths.solve]
+    return eqn.params["jaxprs"].solve, [*consts, *args[sum(lengths) :]]
+
+
 @rule("custom_linear_solve")
 @state_outside
+@separates_events(_solve)
 def _linear_solve_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Only `solve` runs; the other functions describe its derivatives."""
-    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    start = lengths.matvec + lengths.vecmat
-    end = start + lengths.solve
-    tail = sum(lengths)
-
     def inputs(args: Sequence[Any]) -> list[Any]:
-        return [*args[start:end], *args[tail:]]
+        return _solve(eqn, args)[1]
 
-    if walk.separate_events:
-        return evaluate_events_separately(
-            _linear_solve_rule, walk, eqn, args, state, jaxprs.solve, inputs(args)
-        )
-    return with_derivative_of(walk, eqn, args, state, jaxprs.solve, inputs)
+    return with_derivative_of(walk, eqn, args, state, _solve(eqn, args)[0], inputs)
 
 
 @rule("call_hi_primitive")
 @state_outside
+@separates_events(lambda eqn, args: (jaxprs.expanded_hijax(eqn), args))
 def _hijax_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     expanded = jaxprs.expanded_hijax(eqn)
-    if walk.separate_events:
-        return evaluate_events_separately(
-            _hijax_rule, walk, eqn, args, state, expanded, args
-        )
     if isinstance(walk.handler, Rewriter) and not jax.tree.leaves(state):
         watch = HandlingWatch(walk.handler)
         new = hijax.watched(jaxprs.hijax(eqn), watch.rewritten, watch)

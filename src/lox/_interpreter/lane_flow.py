@@ -78,7 +78,7 @@ def _propagate_equation(eqn: Any, ins: list[int]) -> list[int]:
         return rule(eqn.params, ins)
     out = _MAYBE
     kind = batching_kinds.batching_kind(eqn.primitive)
-    if kind == "nothing without lanes":
+    if kind == "only with batched inputs":
         out = min(max(ins, default=_NO), _MAYBE)
     elif kind == "plain" and not eqn.effects:
         out = max(ins, default=_NO)
@@ -111,11 +111,9 @@ def _propagate_while(params: dict[str, Any], ins: list[int]) -> list[int]:
 
 def _propagate_loop(params: dict[str, Any], ins: list[int]) -> tuple[int, list[int]]:
     """The predicate and the carries of a `while_loop`."""
-    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts = ins[:of_cond], ins[of_cond:][:of_body]
+    cond_consts, body_consts, carry = primitives.split_while(params, ins)
     carry = _fixed_point(
-        lambda carry: _propagate(params["body_jaxpr"], [*body_consts, *carry]),
-        ins[of_cond + of_body :],
+        lambda carry: _propagate(params["body_jaxpr"], [*body_consts, *carry]), carry
     )
     cond = params["cond_jaxpr"]
     (predicate,) = _propagate(cond, [*cond_consts, *carry])

@@ -14,7 +14,6 @@ class _AllEventsRemover(Remover):
     """Removes every event, also events that a transformation has collected."""
 
     def wants(self, event: Event) -> bool:
-        del event
         return True
 
 

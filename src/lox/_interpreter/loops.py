@@ -137,7 +137,7 @@ def _sites_in(
     for i, eqn in enumerate(jaxprs.open_jaxpr(jaxpr).eqns):
         here = (*path, i)
         kind = eqn.primitive.name
-        # JAX traces some of its own loops apart from the code that calls them
+        # JAX traces some of its own loops separately from the code that calls them
         place = debug_info.place_of(eqn) or outer
         if kind in outputs:
             avals = tuple(var.aval for var in eqn.outvars)

@@ -10,25 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from lox._jax import (
-    array_types,
     custom_derivatives,
     custom_vjp,
     hijax,
     jaxprs,
     partial_eval,
     primitives,
-    rule_sources,
     tracing,
 )
 
-from .contents import events_of
+from .custom_calls import lines_in
 from .handlers import NO_STATE
 from .iteration_numbers import bind_unnumbered, evaluate_numbered
 from .loops import Loop, Output, Path, Site, find_sites
-from .rule_watches import LineRemover, lines_of
+from .rule_watches import LineRemover
 from .walk import Walk, without_events
 
 
@@ -50,7 +47,7 @@ class Observer:
             number: the number of the iteration, starting at 0.
             carry: the carry after the iteration.
             ys: what the iteration adds to the stacked outputs.
-            running: whether the iteration happens, None if it is certain.
+            running: whether this lane is still running; None if all lanes are.
         """
         raise NotImplementedError
 
@@ -207,22 +204,17 @@ class ObservedProgram:
     def _while(self, loop: Loop, eqn: Any, args: list[Any], here: Path) -> list[Any]:
         params = self._changed(eqn, here)
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        cond_consts, body_consts, carry = primitives.split_while(params, args)
         # after a `vmap`, there is one predicate per lane
         lanes = cond.out_avals[0].shape
         predicate = without_events(eqn.params["cond_jaxpr"])
         start = jnp.zeros(lanes, int)
-        consts = args[: of_cond + of_body]
 
         def new_body(*args: Any) -> list[Any]:
-            inner, number, old = (
-                args[: len(consts)],
-                args[len(consts)],
-                args[len(consts) + 1 :],
-            )
-            outs = self._numbered(body, [*inner[of_cond:], *old], number, here)
+            of_cond, of_body, (number, *old) = primitives.split_while(params, args)
+            outs = self._numbered(body, [*of_body, *old], number, here)
             if lanes:
-                (running,) = jaxprs.evaluate(predicate, [*inner[:of_cond], *old])
+                (running,) = jaxprs.evaluate(predicate, [*of_cond, *old])
                 log = _per_lane(self._observer, loop, len(lanes))
                 log(number, outs, running)
             else:
@@ -230,18 +222,19 @@ class ObservedProgram:
             return [number + 1, *outs]
 
         def new_cond(*args: Any) -> list[Any]:
-            inner = [*args[:of_cond], *args[of_cond + 1 :]]
-            return self._numbered(cond, inner, args[of_cond], here)
+            at = len(cond_consts)
+            inner = [*args[:at], *args[at + 1 :]]
+            return self._numbered(cond, inner, args[at], here)
 
-        const_avals = [*cond.in_avals[:of_cond], *body.in_avals[:of_body]]
-        carry_avals = [jax.typeof(start), *body.in_avals[of_body:]]
-        cond_avals = [*const_avals[:of_cond], *carry_avals]
+        cond_avals = cond.in_avals[: len(cond_consts)]
+        body_avals = body.in_avals[: len(body_consts)]
+        avals = [jax.typeof(start), *body.in_avals[len(body_consts) :]]
         count, *outs = tracing.bind(
             eqn,
-            [*consts[:of_cond], *consts, start, *args[len(consts) :]],
-            cond_jaxpr=_traced(new_cond, cond_avals, cond),
-            body_jaxpr=_traced(new_body, [*const_avals, *carry_avals], body),
-            body_nconsts=len(consts),
+            [*cond_consts, *cond_consts, *body_consts, start, *carry],
+            cond_jaxpr=_traced(new_cond, [*cond_avals, *avals], cond),
+            body_jaxpr=_traced(new_body, [*cond_avals, *body_avals, *avals], body),
+            body_nconsts=len(cond_consts) + len(body_consts),
         )
         self._observer.end(loop, count)
         return outs
@@ -254,36 +247,19 @@ class ObservedProgram:
             return jaxprs.evaluate(closed, args)
         return evaluate_numbered(closed, args, number)
 
-    # --- functions with derivative rules of their own ------------------------
+    # --- functions with custom derivative rules -----------------------------
 
     def _custom_jvp(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
-        old, consts = eqn.params["call_jaxpr"], eqn.params["num_consts"]
+        old = eqn.params["call_jaxpr"]
         new = self._rewritten(old, (*here, 0))
-        results = len(old.out_avals)
 
         def call(*args: Any) -> list[Any]:
             return jaxprs.evaluate(new, args)
 
-        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-            seeds = list(tangents[consts:])
-            if not eqn.params["symbolic_zeros"]:
-                seeds = list(map(_instantiated, seeds))
-            zeros = [type(t) is SymbolicZero for t in seeds]
-            rule, out_zeros = custom_derivatives.jvp_rule_jaxpr(eqn, zeros)
-            given = [t for t in seeds if type(t) is not SymbolicZero]
-            ins = [*primals[consts:], *given]
-            outs = self._run_rule(rule, ins, here, old, new, primals)
-            rest = iter(outs[results:])
-            out_tangents = [
-                _zero(primal) if zero else next(rest)
-                for primal, zero in zip(outs[:results], out_zeros, strict=True)
-            ]
-            return outs[:results], out_tangents
+        def evaluate_rule(rule: Any, ins: Sequence[Any], primals: Sequence[Any]) -> Any:
+            return self._run_rule(rule, ins, here, old, new, primals), []
 
-        fun = jax.custom_jvp(rule_sources.with_source_location_of(call, old))
-        rule = rule_sources.with_source_location_of(jvp, eqn.params["jvp_jaxpr_fun"])
-        fun.defjvp(rule, symbolic_zeros=True)
-        return fun(*args)
+        return custom_derivatives.like_custom_jvp(eqn, call, evaluate_rule)(*args)
 
     def _custom_vjp(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
         called = custom_vjp.custom_vjp_call(eqn)
@@ -312,8 +288,8 @@ class ObservedProgram:
     ) -> list[Any]:
         """Evaluates a derivative rule, which runs instead of its function.
 
-        Most rules have the loops of their function, which are observed there. For one
-        that has others, the function runs a second time, for its events.
+        Most rules contain the loops of their function, which are observed there. If a
+        rule does not, the function runs as well, only for its events.
 
         Args:
             rule: the rule, as a closed jaxpr.
@@ -330,9 +306,8 @@ class ObservedProgram:
         if found is not None:
             return ObservedProgram(self._observer, found)(rule, ins)
         outs = jaxprs.evaluate(rule, ins)
-        own = frozenset(lines_of(events_of(function)))
         jaxpr, consts = partial_eval.only_effects(jaxprs.close(observed))
-        only_observed = Walk(LineRemover(own, anchors=True))
+        only_observed = Walk(LineRemover(lines_in(function), anchors=True))
         only_observed(jaxprs.close(jaxpr), [*consts, *args], NO_STATE)
         return outs
 
@@ -370,11 +345,3 @@ def _per_lane(observer: Observer, loop: Loop, axes: int) -> Any:
 def _traced(fun: Any, avals: Sequence[Any], like: Any) -> Any:
     """A jaxpr without constants, if the one that it replaces has none."""
     return jaxprs.rewritten(like, lambda _: jaxprs.trace(fun, avals, like)[0])
-
-
-def _zero(primal: Any) -> Any:
-    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
-
-
-def _instantiated(x: Any) -> Any:
-    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x

@@ -83,7 +83,6 @@ def jvp_of_linear_solve(rule: Callable[..., Any], *args: Any, **params: Any) -> 
     """Wraps the JVP rule of `custom_linear_solve`."""
 
     def is_own(primitive: Any, params: Any) -> bool:
-        del params
         return primitive is primitives.linear_solve_p
 
     functions = params["jaxprs"]
@@ -107,11 +106,9 @@ class _OnceMarker(Rewriter):
         return bool(event.call.keys)
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        del context
         log_p.bind(*operands, event=event.with_layout(once=self._mark))
 
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
-        del lines
         return _OnceMarker("rule")
 
 
@@ -125,7 +122,6 @@ def _reject_in_custom_functions(patch: Patch) -> None:
     """Raises an error for events in a custom function or in its rules."""
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
-        del args
         events = [params["event"]] if "event" in params else missing.events_in(params)
         if events and early_patches.in_custom_function():
             subject = (
@@ -141,7 +137,6 @@ def _reject_in_hijax(patch: Patch) -> None:
     """Raises an error for high-level primitives that log, found by their effects."""
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
-        del args
         prim = params.get("_prim", params.get("prim"))
         if LOG_EFFECT in getattr(prim, "effects", ()) or missing.events_in(params):
             kind = type(prim).__name__

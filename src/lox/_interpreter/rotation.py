@@ -23,7 +23,6 @@ def rotated(params: dict[str, Any], masked: bool = False) -> dict[str, Any]:
     """
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    consts = cond_consts + body_consts
     walk = Walk(EventMasker())
 
     def run(jaxpr: Any, args: Sequence[Any], running: Any) -> list[Any]:
@@ -34,16 +33,16 @@ def rotated(params: dict[str, Any], masked: bool = False) -> dict[str, Any]:
         )
 
     def new_body(*args: Any) -> list[Any]:
-        inner, running, carry = args[:consts], args[consts], args[consts + 1 :]
-        outs = run(body, [*inner[cond_consts:], *carry], running)
-        return [*run(cond, [*inner[:cond_consts], *outs], running), *outs]
+        of_cond, of_body, (running, *carry) = primitives.split_while(params, args)
+        outs = run(body, [*of_body, *carry], running)
+        return [*run(cond, [*of_cond, *outs], running), *outs]
 
     carry_avals = [cond.out_avals[0], *body.in_avals[body_consts:]]
     const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
     return {
         **params,
         "cond_nconsts": 0,
-        "body_nconsts": consts,
+        "body_nconsts": cond_consts + body_consts,
         **cached(
             body,
             (weakref.ref(cond), cond_consts, body_consts, masked),
@@ -61,13 +60,7 @@ def rotated(params: dict[str, Any], masked: bool = False) -> dict[str, Any]:
 
 def run_rotated(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Runs a loop rotated, with the arguments of the original."""
-    inputs = condition_inputs(args, params)
-    running = jaxprs.evaluate(params["cond_jaxpr"], inputs)
-    consts = params["cond_nconsts"] + params["body_nconsts"]
-    operands = [*args[:consts], *running, *args[consts:]]
+    of_cond, of_body, carry = primitives.split_while(params, args)
+    running = jaxprs.evaluate(params["cond_jaxpr"], [*of_cond, *carry])
+    operands = [*of_cond, *of_body, *running, *carry]
     return list(primitives.while_p.bind(*operands, **rotated(params)))[1:]
-
-
-def condition_inputs(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    cond_consts = params["cond_nconsts"]
-    return [*args[:cond_consts], *args[cond_consts + params["body_nconsts"] :]]

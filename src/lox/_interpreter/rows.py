@@ -7,7 +7,7 @@ written by hand.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,12 +76,8 @@ class Rows:
 
     def arrays(self, change: Callable[[Any], Any]) -> "Rows":
         """Applies a function to all leaves, steps and the mask."""
-        return dataclasses.replace(
-            self,
-            leaves=tuple(change(leaf) for leaf in self.leaves),
-            steps=ordered((name, change(x)) for name, x in self.steps.items()),
-            mask=None if self.mask is None else change(self.mask),
-        )
+        changed: Rows = jax.tree.map(change, self)
+        return changed
 
     def with_time(self) -> "Rows":
         if self.stacked:
@@ -99,9 +95,6 @@ class Rows:
         if self.mask is not None:
             return self
         return dataclasses.replace(self, mask=jnp.ones(self.row_axes, bool))
-
-    def masked(self, mask: Any) -> "Rows":
-        return dataclasses.replace(self, mask=mask)
 
     @property
     def row_axes(self) -> tuple[int, ...]:
@@ -139,7 +132,7 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
             jnp.moveaxis(x, event.layout.lanes, 0) for x in arrays[:count]
         )
     parts = event.split(arrays)
-    steps = ordered(zip(event.call.steps, parts.steps, strict=True))
+    steps = collections.OrderedDict(zip(event.call.steps, parts.steps, strict=True))
     numbers, step_numbers = event.call.split_numbers()
     pairs = zip(parts.steps, step_numbers, strict=True)
     weak_steps = tuple(
@@ -202,11 +195,7 @@ def map_rows(record: Record, change: Callable[[Rows], Rows]) -> Record:
 
 
 def masked(record: Record, mask: Any) -> Record:
-    return Record((key, rows.masked(mask)) for key, rows in record.items())
-
-
-def ordered(pairs: Iterable[tuple[str, Any]]) -> collections.OrderedDict[str, Any]:
-    return collections.OrderedDict(pairs)
+    return map_rows(record, lambda rows: dataclasses.replace(rows, mask=mask))
 
 
 def to_logdict(
@@ -220,27 +209,14 @@ def to_logdict(
         totals: for keys of which the first rows were kept, how many there were.
     """
 
-    def kept_and_dropped(name: str, rows: Rows) -> tuple[Any, Any]:
-        if name not in totals:
-            return rows.mask, None
-        length, total = rows.leaves[0].shape[0], totals[name]
-        kept = FirstRows(jnp.minimum(total, length))
-        return kept, jnp.maximum(total - length, 0)
-
     def key_of(name: str, rows: Rows) -> Key:
-        mask, dropped = kept_and_dropped(name, rows)
-        return Key(
-            rows.tree.unflatten(rows.leaves),
-            rows.steps,
-            mask,
-            KeyInfo(
-                rows.stacked,
-                rows.lanes,
-                tuple(len(s) for s in rows.own_shapes()),
-                rows.tags,
-            ),
-            dropped,
-        )
+        mask, dropped = rows.mask, None
+        if name in totals:
+            mask = FirstRows(jnp.minimum(totals[name], rows.length))
+            dropped = jnp.maximum(totals[name] - rows.length, 0)
+        ndims = tuple(map(len, rows.own_shapes()))
+        info = KeyInfo(rows.stacked, rows.lanes, ndims, rows.tags)
+        return Key(rows.tree.unflatten(rows.leaves), rows.steps, mask, info, dropped)
 
     return from_keys(
         (f"{prefix}{name}", key_of(name, rows)) for name, rows in record.items()

@@ -1,6 +1,6 @@
 """The table of rules, one per higher-order primitive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lox._jax import hijax, jaxprs
@@ -38,24 +38,24 @@ _type_rules: dict[str, Rule] = {}
 _rule_finders: list[Callable[[Any], Rule | None]] = []
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the rule for the primitives with these names."""
+def _entry(table: dict[str, F], names: Sequence[str]) -> Callable[[F], F]:
+    """A decorator that enters a function into a table."""
 
-    def register(function: Rule) -> Rule:
-        _rules.update(dict.fromkeys(names, function))
+    def register(function: F) -> F:
+        table.update(dict.fromkeys(names, function))
         return function
 
     return register
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers the rule for the primitives with these names."""
+    return _entry(_rules, names)
 
 
 def type_rule(*names: str) -> Callable[[Rule], Rule]:
     """Registers the rule that traversals with `types_only` use."""
-
-    def register(function: Rule) -> Rule:
-        _type_rules.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+    return _entry(_type_rules, names)
 
 
 def rule_finder(find: F) -> F:
@@ -80,17 +80,13 @@ def find_rule(eqn: Any, types_only: bool = False) -> Rule | None:
 
 # --- jaxprs that are not among an equation's parameters ----------------------
 
-_other_jaxprs: dict[str, Callable[[Any], list[Any]]] = {}
+FindJaxprs = Callable[[Any], list[Any]]
+_other_jaxprs: dict[str, FindJaxprs] = {}
 
 
-def other_jaxprs(name: str) -> Callable[[F], F]:
+def other_jaxprs(name: str) -> Callable[[FindJaxprs], FindJaxprs]:
     """Registers a function that returns the jaxprs that an equation runs."""
-
-    def register(function: F) -> F:
-        _other_jaxprs[name] = function
-        return function
-
-    return register
+    return _entry(_other_jaxprs, [name])
 
 
 def jaxprs_of(eqn: Any) -> list[Any]:
@@ -112,12 +108,7 @@ def hidden_rules(name: str) -> Callable[[ChangedParams], ChangedParams]:
     The equation itself does not log. With the changed parameters, the handler receives
     the events of its derivative or batching rules when JAX calls them.
     """
-
-    def register(function: ChangedParams) -> ChangedParams:
-        _hidden_rules[name] = function
-        return function
-
-    return register
+    return _entry(_hidden_rules, [name])
 
 
 def may_log_elsewhere(primitive: Any) -> bool:

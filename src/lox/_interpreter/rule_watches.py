@@ -19,10 +19,10 @@ from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives
 from lox._source import Source
 
-from .contents import events_of, jaxpr_has_hidden_rules
+from .contents import events_of, jaxpr_has_hidden_rules, may_log
 from .cotangents import rebound
 from .handlers import NO_STATE, Handler, Remover, Rewriter, State
-from .rule_table import has_rule
+from .rule_table import find_rule, has_rule
 from .walk import Walk
 
 # A line and a key that it logs. The line alone is not enough: a helper function may log
@@ -50,9 +50,7 @@ class _Watch:
             return False
         else:
             inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
-        return not any(
-            events_of(jaxpr) or jaxpr_has_hidden_rules(jaxpr) for jaxpr in inner
-        )
+        return not any(map(may_log, inner))
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -62,7 +60,6 @@ class _Watch:
 
 
 def _never(primitive: Any, params: Any) -> bool:
-    del primitive, params
     return False
 
 
@@ -84,7 +81,6 @@ class RecordingWatch(_Watch):
         return primitive.bind(*args, **params)
 
     def inside(self, role: str, name: str) -> _Watch | None:
-        del name
         return None if role == "bwd" else self
 
 
@@ -115,16 +111,19 @@ class HandlingWatch(_Watch):
         if prim is not None and (stateless or not _can_take_state(prim)):
             new = hijax.watched(prim, self.rewritten, self)
             return primitive.bind(*args, **{**params, "_prim": new})
-        handled = any(map(self._handles_events_in, jaxprs.jaxprs_in(params)))
+        walk = Walk(self._handler)
+        handled = any(
+            walk.wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
+            for jaxpr in jaxprs.jaxprs_in(params)
+        )
         if not handled and (prim is None or not hijax.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
         if stateless and has_rule(primitive):
             return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.rewritten))
         # rewriting the jaxprs is not enough: the state must become an operand, or the
         # rule of the primitive does more than that (see `rule_finder`)
-        walk = Walk(self._handler)
         closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
-        if not all(map(walk.has_rule_for, closed.eqns)):
+        if None in map(find_rule, closed.eqns):
             # as in the traversal: without a rule, the jaxprs are only rewritten
             if stateless and self._handler.memo_key is not None:
                 params = jaxprs.map_jaxprs(params, self.rewritten)
@@ -133,17 +132,12 @@ class HandlingWatch(_Watch):
         return outs if primitive.multiple_results else outs[0]
 
     def inside(self, role: str, name: str) -> _Watch:
-        del name
         if role == "call":
             return self
         return HandlingWatch(self._handler.for_derivative_rules(), self._state)
 
     def rewritten(self, jaxpr: Any) -> Any:
         return Walk(self._handler).rewritten(jaxpr)
-
-    def _handles_events_in(self, jaxpr: Any) -> bool:
-        walk = Walk(self._handler)
-        return walk.wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
 
 
 def _can_take_state(prim: Any) -> bool:
@@ -157,7 +151,6 @@ class _WithoutCotangents(Rewriter):
     memo_key = ("without cotangents",)
 
     def wants(self, event: Event) -> bool:
-        del event
         return False
 
     def for_cotangents(self) -> Handler:
@@ -165,10 +158,10 @@ class _WithoutCotangents(Rewriter):
 
 
 class ForwardPassWatch(RecordingWatch):
-    """For a forward pass that is computed apart from its derivative (`checkpoint`).
+    """For a forward pass that JAX computes separately from its derivative.
 
-    The derivative has its own copy of `log_grad`. A derivative of the forward pass
-    would log the cotangents again.
+    It is that of a `checkpoint`, whose derivative has its own copy of `log_grad`. A
+    derivative of the forward pass would log the cotangents again.
     """
 
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -199,7 +192,6 @@ class LineRemover(Rewriter):
         return not self._lines.isdisjoint(lines_of([event]))
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        del context
         kept = self.remaining(event, operands)
         if kept is not None:
             log_p.bind(*kept[1], event=kept[0])
@@ -229,7 +221,6 @@ class RecomputationWatch(_Watch):
         return watch.bind(primitive, args, params)
 
     def inside(self, role: str, name: str) -> _Watch:
-        del role, name
         return self
 
 

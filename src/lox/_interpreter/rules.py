@@ -16,7 +16,7 @@ from lox._jax import hijax, jaxprs, primitives, tracing
 
 from .handlers import State
 from .joining import have_same_types, placeholder_rows, unify, with_all_lines
-from .rotation import condition_inputs, rotated
+from .rotation import rotated
 from .rows import Record, Rows, map_rows
 from .rule_table import Result, rule
 from .walk import Walk, as_array
@@ -40,7 +40,7 @@ def _call_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
 @rule("remat2", "checkpoint", hijax.CHECKPOINT)
 def _checkpoint_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     old = hijax.checkpoint_jaxpr(eqn)
-    if not eqn.outvars:  # JAX would remove it, in spite of its effects
+    if not eqn.outvars:  # JAX would remove it, despite its effects
         return walk(jaxprs.close(old), args, state)
     new, tree = walk.rebuilt(old, state)
     jaxpr, consts = jaxprs.constants_to_inputs(new)
@@ -75,7 +75,7 @@ def _scan_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     ]
     state, last, record, stacked = tree.unflatten(outs)
     if eqn.params["reverse"]:  # rows are in the order of execution
-        record = map_rows(record, lambda rows: rows.arrays(lambda x: jnp.flip(x, 0)))
+        record = jax.tree.map(lambda x: jnp.flip(x, 0), record)
     record = map_rows(record, Rows.merge_time)
     return [*last, *stacked], record, state
 
@@ -86,8 +86,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     if walk.wants_in_jaxpr(cond):
         return _rotated_while(walk, eqn, args, state)
-    cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    consts, carry = args[: cond_consts + body_consts], args[cond_consts + body_consts :]
+    cond_consts, body_consts, carry = primitives.split_while(eqn.params, args)
     leaves, state_tree = jax.tree.flatten(state)
     front = len(leaves)
     # After a `vmap`, the predicate may have lanes. JAX then selects between the old and
@@ -97,44 +96,42 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     batched = bool(leaves) and bool(cond.out_avals[0].shape)
 
     def new_body(*args: Any) -> Any:
-        inner, args = args[: len(consts)], args[len(consts) :]
-        state, old = state_tree.unflatten(args[:front]), args[front:]
-        outs, record, state = walk(body, [*inner[cond_consts:], *old], state)
+        of_cond, of_body, rest = primitives.split_while(eqn.params, args)
+        state, old = state_tree.unflatten(rest[:front]), rest[front:]
+        outs, record, state = walk(body, [*of_body, *old], state)
         if record:
             raise UnboundedLoopError(_unbounded(record))
         if batched:
-            (running,) = jaxprs.evaluate(cond, [*inner[:cond_consts], *old])
+            (running,) = jaxprs.evaluate(cond, [*of_cond, *old])
             outs = [_where(running, *pair) for pair in zip(outs, old, strict=True)]
         return [*jax.tree.leaves(state), *outs]
 
     def new_cond(*args: Any) -> Any:
-        inputs = [*args[:cond_consts], *args[cond_consts + front :]]
+        count = len(cond_consts)
+        inputs = [*args[:count], *args[count + front :]]
         (running,) = jaxprs.evaluate(cond, inputs)
         return jnp.any(running) if batched else running
 
-    const_avals = [*cond.in_avals[:cond_consts], *body.in_avals[:body_consts]]
-    avals = [*map(jax.typeof, leaves), *body.in_avals[body_consts:]]
-    body_jaxpr, _, _ = jaxprs.trace(new_body, [*const_avals, *avals], body)
-    cond_avals = [*const_avals[:cond_consts], *avals]
-    cond_jaxpr, _, _ = jaxprs.trace(new_cond, cond_avals, cond)
+    cond_avals = cond.in_avals[: len(cond_consts)]
+    body_avals = body.in_avals[: len(body_consts)]
+    avals = [*map(jax.typeof, leaves), *body.in_avals[len(body_consts) :]]
     outs = tracing.bind(
         eqn,
-        [*consts[:cond_consts], *consts, *leaves, *carry],
-        cond_jaxpr=cond_jaxpr,
-        body_jaxpr=body_jaxpr,
-        body_nconsts=len(consts),
+        [*cond_consts, *cond_consts, *body_consts, *leaves, *carry],
+        cond_jaxpr=jaxprs.trace(new_cond, [*cond_avals, *avals], cond)[0],
+        body_jaxpr=jaxprs.trace(new_body, [*cond_avals, *body_avals, *avals], body)[0],
+        body_nconsts=len(cond_consts) + len(body_consts),
     )
     return outs[front:], Record(), state_tree.unflatten(outs[:front])
 
 
 def _rotated_while(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """The rule for a loop whose condition logs: rotation moves it into the body."""
-    params = eqn.params
-    inputs = condition_inputs(args, params)
-    (running,), record, state = walk(params["cond_jaxpr"], inputs, state)
-    consts = params["cond_nconsts"] + params["body_nconsts"]
-    args = [*args[:consts], as_array(running), *args[consts:]]
-    loop = eqn.replace(params=rotated(params))
+    cond_consts, body_consts, carry = primitives.split_while(eqn.params, args)
+    cond = eqn.params["cond_jaxpr"]
+    (running,), record, state = walk(cond, [*cond_consts, *carry], state)
+    args = [*cond_consts, *body_consts, as_array(running), *carry]
+    loop = eqn.replace(params=rotated(eqn.params))
     outs, _, state = _while_rule(walk, loop, args, state)
     return outs[1:], record, state
 

@@ -1,14 +1,12 @@
 """`SelectingCollector`: the base class of the collectors of all transformations."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from lox._errors import LoxWarning
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
-from lox._source import Source
+from lox._source import Source, warn
 
 from .handlers import Collector, Handler, Rewriter, State
 from .rows import Record
@@ -115,7 +113,7 @@ class _RuleEventRemover(Rewriter):
 
 
 class _CotangentSilencer(Rewriter):
-    """Leaves cotangents, which are not part of the transformed function, unprinted.
+    """Suppresses printing of cotangents, which the transformed function does not log.
 
     They stay in the program, for a transformation around the derivative.
     """
@@ -128,7 +126,6 @@ class _CotangentSilencer(Rewriter):
         return event.route.sink is None and event.call.api == self._api
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        del context
         log_p.bind(*operands, event=event.with_route(quiet=True))
 
 
@@ -136,14 +133,12 @@ _warned: dict[Any, Any] = {}  # the registry of `warnings`: one warning per line
 
 
 def _warn_of_rule(keys: list[str], source: Source) -> None:
-    warnings.warn_explicit(
+    warn(
         f"{', '.join(map(repr, keys))}, logged at {source}, is logged only by a "
         "derivative rule. A transformation inside a derivative, as in "
         "`jax.grad(lox.tap(f))`, collects what the function itself logs. To collect "
         "this as well, transform the derivative: `lox.tap(jax.grad(f))`. To remove it "
         "without this warning, use `lox.nolog` in the rule.",
-        LoxWarning,
-        source.file,
-        source.line,
-        registry=_warned,
+        source,
+        _warned,
     )

@@ -10,16 +10,15 @@ from typing import Any
 from lox._errors import UnsupportedPrimitiveError
 from lox._jax import tracing
 
-from .handlers import NO_STATE, State
+from .handlers import State
 from .joining import have_same_types, join, placeholder_rows, unify, with_all_lines
-from .rows import Record
 from .rule_table import Result, type_rule
 from .walk import Walk
 
 
 @type_rule("cond")
 def _cond_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    types = [_row_types(walk, branch) for branch in eqn.params["branches"]]
+    types = list(map(walk.row_types, eqn.params["branches"]))
     records = [placeholder_rows(record) for record in types]
     # the ordinary rule would trace branches with different rows a second time
     if have_same_types(types):
@@ -35,7 +34,7 @@ def _while_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     records = []
     lanes = eqn.params["cond_jaxpr"].out_avals[0].shape
     for name in ("cond_jaxpr", "body_jaxpr"):
-        record = placeholder_rows(_row_types(walk, eqn.params[name]))
+        record = placeholder_rows(walk.row_types(eqn.params[name]))
         for key, rows in record.items():
             if rows.devices and lanes:
                 raise UnsupportedPrimitiveError(
@@ -47,9 +46,3 @@ def _while_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             record[key] = dataclasses.replace(rows, unbounded=True)
         records.append(record)
     return tracing.unknown_results(eqn, args), join(records), state
-
-
-def _row_types(walk: Walk, jaxpr: Any) -> Record:
-    new, tree = walk.rebuilt(jaxpr, NO_STATE)
-    record: Record = tree.unflatten(new.out_avals)[1]
-    return record

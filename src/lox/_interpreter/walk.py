@@ -26,7 +26,7 @@ from .contents import (
     indices_with_events,
     jaxpr_has_hidden_rules,
 )
-from .handlers import NO_STATE, Handler, Remover, Rewriter, State
+from .handlers import NO_STATE, Handler, Remover, State
 from .joining import join
 from .rows import Record
 from .rule_table import (
@@ -133,25 +133,21 @@ class Walk:
     def wants_in_equation(self, eqn: Any) -> bool:
         """Whether an equation needs a rule: the handler wants an event inside."""
         if equation_has_hidden_rules(eqn):
-            if isinstance(self.handler, Rewriter) and self.handler.rules_need_state:
+            if self.handler.rules_need_state:
                 return True  # they may log, and only a rule can pass the state to them
             if change_of_hidden_rules(eqn) is None:
                 return True  # the custom functions are deeper inside
-        return any(self.handler.wants(event) for event in events_inside(eqn))
+        return any(map(self.handler.wants, events_inside(eqn)))
 
     def wants_in_jaxpr(self, jaxpr: Any) -> bool:
         """Whether the handler wants any event in this jaxpr."""
-        return any(self.handler.wants(event) for event in events_of(jaxpr))
-
-    def has_rule_for(self, eqn: Any) -> bool:
-        """Whether there is a rule for an equation."""
-        return find_rule(eqn) is not None
+        return any(map(self.handler.wants, events_of(jaxpr)))
 
     def rule_for(self, eqn: Any) -> Rule:
         found = find_rule(eqn, self.types_only)
         if found is not None:
             return found
-        wanted = any(self.handler.wants(event) for event in events_inside(eqn))
+        wanted = any(map(self.handler.wants, events_inside(eqn)))
         if not wanted or self.handler.memo_key is not None:
             return _rewrite_rule
         raise UnsupportedPrimitiveError(unsupported(self, eqn))
@@ -195,6 +191,12 @@ class Walk:
             new, out_tree, _ = jaxprs.trace(flat, avals, like)
             kept = self._memo[memo_key] = (like, (new, out_tree))
         return kept[1]
+
+    def row_types(self, jaxpr: Any) -> Record:
+        """The types of the rows of a jaxpr, for traversals without a state."""
+        new, tree = self.rebuilt(jaxpr, NO_STATE)
+        record: Record = tree.unflatten(new.out_avals)[1]
+        return record
 
     def rewritten(self, jaxpr: Any) -> Any:
         """Returns a jaxpr, closed or open, with its events handled."""

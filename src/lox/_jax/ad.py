@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from . import array_types
@@ -29,5 +30,9 @@ def is_linear_operand(x: Any) -> bool:
 
 
 def instantiated(x: Any) -> Any:
-    """A tangent or cotangent as an array, also if it is a symbolic zero."""
-    return array_types.zeros_of_aval(x.aval) if is_symbolic_zero(x) else x
+    """A tangent or cotangent as an array, also if it is a symbolic zero.
+
+    The rules of custom functions have a separate class of symbolic zeros.
+    """
+    is_zero = type(x) in (ad.Zero, SymbolicZero)
+    return array_types.zeros_of_aval(x.aval) if is_zero else x

@@ -1,7 +1,7 @@
 """Array types (avals): shardings, mesh axes and lanes; zeros of a type."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -83,8 +83,7 @@ def replicated(x: Any) -> Any:
     kind = jax.typeof(x)
     if not is_split(kind):
         return x
-    spec = jax.sharding.PartitionSpec()
-    return jax.sharding.reshard(x, kind.sharding.update(spec=spec))
+    return _resharded(x, kind.sharding, ())
 
 
 def with_whole_axis(x: Any, axis: int) -> Any:
@@ -96,8 +95,7 @@ def with_whole_axis(x: Any, axis: int) -> Any:
     if spec[axis] is None:
         return x
     spec[axis] = None
-    whole = jax.sharding.PartitionSpec(*spec)
-    return jax.sharding.reshard(x, kind.sharding.update(spec=whole))
+    return _resharded(x, kind.sharding, spec)
 
 
 def plain_type(aval: Any) -> Any:
@@ -111,9 +109,7 @@ def with_lanes(x: Any, like: Any, lanes: int) -> Any:
     if not is_split(like):
         return x
     spec = (*like.sharding.spec[:lanes], *jax.typeof(x).sharding.spec[lanes:])
-    return jax.sharding.reshard(
-        x, like.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
-    )
+    return _resharded(x, like.sharding, spec)
 
 
 def with_lanes_of(x: Any, like: Any, lanes: int) -> Any:
@@ -126,9 +122,13 @@ def with_lanes_of(x: Any, like: Any, lanes: int) -> Any:
         return x
     # the type of a constant has no mesh
     known = like if is_split(like) else kind
-    return jax.sharding.reshard(
-        x, known.sharding.update(spec=jax.sharding.PartitionSpec(*spec))
-    )
+    return _resharded(x, known.sharding, spec)
+
+
+def _resharded(x: Any, sharding: Any, spec: Iterable[Any]) -> Any:
+    """Reshards `x` over the mesh of another sharding."""
+    spec = jax.sharding.PartitionSpec(*spec)
+    return jax.sharding.reshard(x, sharding.update(spec=spec))
 
 
 def row_type(aval: Any) -> Any:

@@ -63,7 +63,7 @@ def batching_kind(primitive: Any) -> str:
 
     Returns:
         `"plain"`: all results are batched if any input is, and none otherwise.
-        `"nothing without lanes"`: no result is batched unless an input is.
+        `"only with batched inputs"`: no result is batched unless an input is.
         `"unknown"`: the rule has to be run to find out.
     """
     rule = batching.fancy_primitive_batchers.get(primitive)
@@ -71,7 +71,7 @@ def batching_kind(primitive: Any) -> str:
         return _kind_of_rule(rule)
     # without a rule, JAX binds it unchanged, and raises if an input is batched
     ordinary = type(primitive).bind_with_trace is primitives.Primitive.bind_with_trace
-    return "nothing without lanes" if ordinary else "unknown"
+    return "only with batched inputs" if ordinary else "unknown"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -84,7 +84,7 @@ def _kind_of_rule(rule: Any) -> str:
         elif code is not None and _is_shim(code):
             # one of the older tables is used only if an input is batched
             if "prim" in code.co_freevars:
-                kind = "nothing without lanes"
+                kind = "only with batched inputs"
             rule = rule.__closure__[code.co_freevars.index("batcher")].cell_contents
         else:
             break

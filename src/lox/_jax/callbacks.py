@@ -4,7 +4,6 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from . import compat, host
+from . import compat, host, tracebacks
 
 _callback_op_sharding = compat.private(
     "callback._callback_op_sharding",
@@ -43,19 +42,17 @@ PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 def running_host_functions() -> Iterator[Any]:
     """The users' functions whose callbacks are on the call stack, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in tracebacks.frames(sys._getframe(1)):
         if frame.f_code.co_filename.startswith(_JAX_CALLBACKS):
             names = frame.f_locals
             if hasattr(names.get("self"), "callback_func"):
                 yield names["self"].callback_func
             elif "callback" in names:
                 yield names["callback"]
-        frame = frame.f_back
 
 
 _JAX_CALLBACKS = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src", name)
+    os.path.join(tracebacks.JAX_DIRECTORY, "_src", name)
     for name in ("callback.py", "debugging.py")
 )
 

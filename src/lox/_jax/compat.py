@@ -8,7 +8,7 @@ installed version of JAX has all of them.
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -116,14 +116,8 @@ def without_folding() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if _folding is None else _folding(False)
 
 
-@contextlib.contextmanager
-def _default_config() -> Iterator[None]:
-    # lox is loaded on first use, which may be inside a function that is being traced
-    with jax.disable_jit(False), without_folding():
-        yield
-
-
 def example(fun: Callable[..., Any], *args: Any) -> Any:
     """The jaxpr of a small function, as an example of JAX's own equations."""
-    with _default_config():
+    # lox is loaded on first use, which may be inside a function that is being traced
+    with jax.disable_jit(False), without_folding():
         return jax.make_jaxpr(fun)(*args)

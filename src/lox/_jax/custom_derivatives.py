@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex, linear_util as lu
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad
 
 from . import compat, jaxprs
+from .ad import instantiated
+from .rule_sources import with_source_location_of
 
 _CustomVJPException = compat.private(
     "interpreters.ad.CustomVJPException",
@@ -31,6 +34,53 @@ def jvp_rule_jaxpr(eqn: JaxprEqn, zeros: Sequence[bool]) -> tuple[Any, list[bool
     """
     jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     return _closed(jaxpr, consts), list(out_zeros)
+
+
+def like_custom_jvp(
+    eqn: JaxprEqn,
+    call: Callable[..., list[Any]],
+    evaluate_rule: Callable[..., tuple[list[Any], list[Any]]],
+    extra: int = 0,
+) -> Callable[..., list[Any]]:
+    """A `custom_jvp` function that replaces the one that an equation calls.
+
+    Args:
+        eqn: the equation.
+        call: what the new function computes, from `extra` inputs and those of the
+            equation. It may have extra results, which have no derivative.
+        evaluate_rule: evaluates the derivative rule, given its jaxpr, the inputs of
+            this jaxpr, and all inputs of the new function. Returns the results of the
+            jaxpr, and the extra results.
+        extra: the number of extra inputs, which have no derivative.
+    """
+    front = extra + eqn.params["num_consts"]
+    count = len(eqn.outvars)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        given = list(tangents[front:])
+        if not eqn.params["symbolic_zeros"]:
+            given = list(map(instantiated, given))
+        zeros = [type(tangent) is SymbolicZero for tangent in given]
+        jaxpr, out_zeros = jvp_rule_jaxpr(eqn, zeros)
+        nonzero = [t for t, zero in zip(given, zeros, strict=True) if not zero]
+        ins = [*primals[front:], *nonzero]
+        outs, more = evaluate_rule(jaxpr, ins, primals)
+        results, rest = outs[:count], iter(outs[count:])
+        out_tangents = [
+            _zero(result) if zero else next(rest)
+            for result, zero in zip(results, out_zeros, strict=True)
+        ]
+        return [*results, *more], [*out_tangents, *map(_zero, more)]
+
+    # the source locations show whether a rule calls its own function
+    old, rule = eqn.params["call_jaxpr"], eqn.params["jvp_jaxpr_fun"]
+    fun = jax.custom_jvp(with_source_location_of(call, old))
+    fun.defjvp(with_source_location_of(jvp, rule), symbolic_zeros=True)
+    return fun
+
+
+def _zero(primal: Any) -> Any:
+    return SymbolicZero(jax.typeof(primal).to_tangent_aval())
 
 
 def fwd_rule_jaxpr(eqn: JaxprEqn, perturbed: Sequence[bool]) -> Any:

@@ -8,7 +8,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad
 
-from . import array_types, jaxprs
+from . import jaxprs
+from .ad import instantiated
 from .custom_derivatives import (
     bwd_rule,
     closed_over_error,
@@ -67,7 +68,7 @@ class CustomVjpCall:
     ) -> tuple[list[Any], Any]:
         """The cotangents of all inputs, None where zero, and the logs of `bwd_rule`."""
         if not self._eqn.params["symbolic_zeros"]:
-            cotangents = list(map(_without_symbolic_zero, cotangents))
+            cotangents = list(map(instantiated, cotangents))
         outs, logs = bwd_rule(self._eqn)(*residuals, *cotangents)
         return [*[None] * self._closed_over, *outs], logs
 
@@ -90,10 +91,6 @@ def _with_perturbed_flags(fwd: Callable[..., Any]) -> Callable[..., Any]:
         return fwd([x.value for x in primals], [x.perturbed for x in primals])
 
     return rule
-
-
-def _without_symbolic_zero(x: Any) -> Any:
-    return array_types.zeros_of_aval(x.aval) if type(x) is SymbolicZero else x
 
 
 class _HighCustomVjpCall(CustomVjpCall):

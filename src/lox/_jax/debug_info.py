@@ -14,7 +14,7 @@ _user_frame = compat.private(
 
 
 class Place(NamedTuple):
-    """A line of the user's, and the function that it is in."""
+    """A line of user code, and the function that contains it."""
 
     file: str
     line: int

@@ -11,7 +11,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Protocol
 
 import jax
@@ -139,12 +138,10 @@ CUSTOM_FUNCTIONS = Patch(
 
 def in_custom_function() -> bool:
     """Whether a custom function, or one of its rules, is on the call stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename == rule_sources.CUSTOM_DERIVATIVES:
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_filename == rule_sources.CUSTOM_DERIVATIVES
+        for frame in tracebacks.frames(sys._getframe(1))
+    )
 
 
 # --- high-level primitives ---------------------------------------------------
@@ -245,14 +242,12 @@ JACFWD = Patch(
 
 def called_by_jacfwd() -> bool:
     """Whether `jax.jacfwd` is on the call stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        in_jax = code.co_filename.startswith(tracebacks.JAX_DIRECTORY)
-        if in_jax and code.co_qualname.startswith("jacfwd."):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame in tracebacks.frames(sys._getframe(1)))
+    return any(
+        code.co_filename.startswith(tracebacks.JAX_DIRECTORY)
+        and code.co_qualname.startswith("jacfwd.")
+        for code in codes
+    )
 
 
 patches.add_early(CUSTOM_FUNCTIONS, *HIJAX, *REMAT_RULES, JACFWD)

@@ -3,12 +3,13 @@
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import jax
+
+from lox._flag import Flag
 
 from . import compat, patches, tracebacks
 from .patches import Patch, UnavailableError
@@ -43,7 +44,7 @@ def _watch_barrier() -> None:
                 raise
             _forget_failed(self)
         finally:
-            if not getattr(_quietly, "waiting", False):
+            if not _without_hooks:
                 _run_all(_barrier_hooks)
 
     tokens.block_until_ready = block_until_ready
@@ -63,16 +64,13 @@ BARRIER = Patch(
     instead="catch exceptions in the callback",
     install=_watch_barrier,
 )
-_quietly = threading.local()
+_without_hooks = Flag()
 
 
 def wait_for_callbacks() -> None:
     """`jax.effects_barrier()`, without the hooks."""
-    _quietly.waiting = True
-    try:
+    with _without_hooks:
         jax.effects_barrier()
-    finally:
-        _quietly.waiting = False
 
 
 # --- calls of programs -------------------------------------------------------
@@ -161,29 +159,22 @@ def in_callback() -> bool:
 
     There, waiting for callbacks would wait for itself.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE:
-            return True
-        frame = frame.f_back
-    return False
+    return any(map(_is_callback, tracebacks.frames(sys._getframe(1))))
+
+
+def _is_callback(frame: FrameType) -> bool:
+    return frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE
 
 
 def in_receiver(frame: FrameType | None) -> bool:
     """Whether `frame` is inside one of lox's functions that XLA calls."""
-    while frame is not None:
-        if frame.f_code in receivers:
-            return True
-        frame = frame.f_back
-    return False
+    return any(outer.f_code in receivers for outer in tracebacks.frames(frame))
 
 
 def called_by_xla_thread() -> bool:
     """Whether we are in a callback, in a thread that XLA started."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE
+    *_, outermost = tracebacks.frames(sys._getframe(1))
+    return _is_callback(outermost)
 
 
 # --- processes ---------------------------------------------------------------

@@ -7,6 +7,7 @@ JAX, but it never becomes infinite or zero.
 """
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ def merged(parts: Iterable[Literals]) -> Literals:
     kept: list[Literal] = [one for one in found if one.number is None][:1]
     whole = [one for one in found if one.kind == "int"]
     if whole:
-        kept += [min(whole, key=_number), max(whole, key=_number)]
+        value = operator.attrgetter("number")
+        kept += [min(whole, key=value), max(whole, key=value)]
         kept += [max(whole, key=lambda one: _odd_part(one.number))]
     real = [one for one in found if one.kind == "float"]
     finite = [one for one in real if math.isfinite(one.number)]
@@ -88,10 +90,6 @@ def merged(parts: Iterable[Literals]) -> Literals:
     kept += {repr(one.number): one for one in rest}.values()
     kept += [one for one in found if one.kind == "complex"]
     return tuple(dict.fromkeys(kept))
-
-
-def _number(literal: Literal) -> Any:
-    return literal.number
 
 
 def _odd_part(number: int) -> int:

@@ -1,6 +1,7 @@
 """JAX's higher-order primitives, and their parameters by version."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -64,25 +65,14 @@ HIGHER_ORDER = (jit_p, scan_p, cond_p, while_p, checkpoint_p, linear_solve_p)
 CALLS: frozenset[Any] = frozenset(
     primitive
     for primitive in (
-        *(
-            getattr(jex.primitives, name, None)
-            for name in (
-                "call_p",
-                "closed_call_p",
-                "custom_jvp_call_p",
-                "custom_vjp_call_p",
-                "jit_p",
-                "remat_p",
-            )
-        ),
+        jit_p,
+        checkpoint_p,
+        jex.primitives.call_p,
+        jex.primitives.closed_call_p,
+        jex.primitives.custom_jvp_call_p,
+        jex.primitives.custom_vjp_call_p,
         compat.private(
             "core.eval_jaxpr_p", "no primitive only evaluates a jaxpr", default=None
-        ),
-        compat.private(
-            "core.closed_call_p", "the one that JAX exports is the same", default=None
-        ),
-        compat.private(
-            "core.call_p", "the one that JAX exports is the same", default=None
         ),
     )
     if primitive is not None
@@ -123,6 +113,18 @@ def scan_params(
     if "linear" in params:  # up to 0.9
         new["linear"] = (False,) * (consts + carry + xs)
     return new
+
+
+def split_while(
+    params: dict[str, Any], inputs: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The inputs of a `while_loop`, or what belongs to each of them, in groups.
+
+    These are the constants of the condition, those of the body, and the carries.
+    """
+    body = params["cond_nconsts"]
+    carry = body + params["body_nconsts"]
+    return list(inputs[:body]), list(inputs[body:carry]), list(inputs[carry:])
 
 
 def called_jaxpr(params: dict[str, Any]) -> Any:

@@ -1,10 +1,19 @@
-"""Frames in tracebacks."""
+"""Frames of call stacks and in tracebacks."""
 
 import os
+from collections.abc import Iterator
+from types import FrameType
 
 import jax
 
 from . import compat
+
+
+def frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    """A frame, and those of its callers."""
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
 
 
 def hide_frames(directory: str) -> None:

@@ -25,6 +25,12 @@ def _current_trace() -> Any:
     return None if _trace_ctx is None else _trace_ctx.trace
 
 
+def _plain_trace() -> Any:
+    """The current trace, if it is a plain trace to a jaxpr; otherwise None."""
+    trace = _current_trace()
+    return trace if type(trace) is _DynamicJaxprTrace else None
+
+
 def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
     """Binds the primitive of `eqn`, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
@@ -49,8 +55,8 @@ def equation_copier() -> Copy | None:
     Returns:
         The function, or None if the current trace is not a plain trace to a jaxpr.
     """
-    trace = _current_trace()
-    if trace is None or type(trace) is not _DynamicJaxprTrace:
+    trace = _plain_trace()
+    if trace is None:
         return None
     names = source_info_util.current_name_stack()
 
@@ -101,8 +107,8 @@ def unknown_values() -> Callable[[Any], Any] | None:
     Returns:
         The function, or None if the current trace is not a plain trace to a jaxpr.
     """
-    trace = _current_trace()
-    if trace is None or type(trace) is not _DynamicJaxprTrace:
+    trace = _plain_trace()
+    if trace is None:
         return None
 
     def unknown(aval: Any) -> Any:
@@ -182,5 +188,5 @@ def is_tracer_of(x: Any, trace: Any) -> bool:
 
 
 def trace_context() -> Any:
-    """The part of the keys of JAX's trace caches that is not types."""
+    """The config that is part of the keys of JAX's trace caches."""
     return _trace_context()

@@ -40,7 +40,7 @@ def with_key_data(logs: logdict) -> logdict:
 
 
 def with_lane(logs: logdict, number: int) -> logdict:
-    """The same rows, as rows of this lane; a step `lane` of the user's own is kept."""
+    """The same rows with the step `lane`; an existing step of this name is kept."""
     metadata = logs._metadata
     own = metadata.steps.get(LANE, {})
     shapes = {name: key.row_shape() for name, key in logs._keys().items()}

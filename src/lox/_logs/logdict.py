@@ -16,9 +16,9 @@ from lox._arrays import (
 )
 from lox._errors import LoxKeyError, LoxValueError, LoxWarning, StepError
 from lox._imports import when_imported
-from lox._patterns import matches
+from lox._patterns import matches_any
 from lox._reduce import reductions
-from lox._source import user_line
+from lox._source import warn
 
 from . import exports, html_table, over_lanes, plotting
 from .formatting import format_value, mark_masked
@@ -210,7 +210,7 @@ class logdict(MetadataDict):
             ]
         else:
             patterns = [pred] if isinstance(pred, str) else list(pred)
-            selected = [key for key in self if any(matches(key, p) for p in patterns)]
+            selected = [key for key in self if matches_any(key, patterns)]
         return self._with((key, self._key(key)) for key in selected)
 
     def prefix(self, prefix: str) -> "logdict":
@@ -321,11 +321,9 @@ class logdict(MetadataDict):
             if not count.any():
                 continue
             lanes = f" in {np.count_nonzero(count)} lanes" if count.ndim else ""
-            warnings.warn_explicit(
+            warn(
                 f"{count.sum()} rows of {key!r} were dropped{lanes}: there were more "
-                f"than the `capacity`. Add {count.max()} to it, or reduce {key!r}.",
-                LoxWarning,
-                *user_line(),
+                f"than the `capacity`. Add {count.max()} to it, or reduce {key!r}."
             )
 
     def lanes(self) -> list["logdict"]:

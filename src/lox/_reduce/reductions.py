@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from lox import _patterns
 from lox._errors import LoxTypeError, LoxValueError
-from lox._patterns import matches
 
 from .named import REDUCTIONS
 from .protocol import Accumulator, AnyReduction, Leaves, StackedRows, ValueType
@@ -119,19 +119,11 @@ def choose(checked: Checked, key: str) -> AnyReduction | None:
     exact = dict(checked)
     if key in exact:
         return exact[key]
-    for pattern, reduction in checked:
-        if matches(key, pattern):
-            return reduction
-    return None
+    found = (one for name, one in checked if _patterns.matches(key, name))
+    return next(found, None)
 
 
 def unmatched(checked: Checked, keys: Iterable[str]) -> list[str]:
     """The names in a mapping of reductions that no key matches."""
-    if not isinstance(checked, tuple):
-        return []
-    seen = list(keys)
-    return [
-        pattern
-        for pattern, _ in checked
-        if not any(matches(key, pattern) for key in seen)
-    ]
+    names = dict(checked) if isinstance(checked, tuple) else ()
+    return _patterns.unmatched(names, keys)

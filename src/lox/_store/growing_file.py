@@ -6,12 +6,16 @@ the files that were opened first are closed, and reopened when they are needed.
 
 import collections
 import errno
+import importlib
 import io
 import os
 import pathlib
 import threading
 from typing import Any
 
+# Windows does not have it. It is not imported on use: if a process is forked while
+# another thread imports it, the child would wait for that import forever.
+resource: Any = importlib.import_module("resource") if os.name == "posix" else None
 _MAX_OPEN = 512
 
 
@@ -140,9 +144,7 @@ class _OpenFiles:
 
 def _max_open() -> int:
     """At most a quarter of the system's limit: other code opens files, too."""
-    try:
-        import resource
-    except ImportError:  # on Windows
+    if resource is None:
         return _MAX_OPEN // 4
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:

@@ -54,9 +54,7 @@ class _Spooler(SelectingCollector):
     def collect(
         self, event: Event, operands: Sequence[Any], state: State
     ) -> tuple[Record, State]:
-        record = rows_of(event, operands, self._reductions)
-        record, streams = self._streams.update(state.streams, record)
-        return record, state.with_streams(streams)
+        return self.absorb(rows_of(event, operands, self._reductions), state)
 
     def part(self, state: State, eqn: Any) -> State:
         return state.with_streams(self._streams.part(state.streams, eqn))

@@ -187,7 +187,7 @@ class Compiled:
             return arrays_of(fun(*inner_args, **inner_kwargs))
 
         try:
-            with while_tracing():
+            with while_tracing:
                 if len(arrays) == len(leaves):  # then JAX's errors name the arguments
                     closed = jax.make_jaxpr(plain)(*args, **kwargs)
                 else:
@@ -319,19 +319,10 @@ class Forms:
         """
 
         def form(where: Form) -> Compiled:
-            def evaluate_here(
-                closed: Any, args: Sequence[Any]
-            ) -> tuple[list[Any], Any]:
-                return evaluate(closed, args, where)
+            def build() -> tuple[Evaluate, None]:
+                return lambda closed, args: evaluate(closed, args, where), None
 
-            return compiled(
-                fun,
-                key,
-                lambda: (evaluate_here, None),
-                where,
-                static,
-                collects=collects,
-            )
+            return compiled(fun, key, build, where, static, collects=collects)
 
         return cls(form(INSIDE), form(outermost))
 

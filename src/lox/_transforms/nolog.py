@@ -5,7 +5,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from lox._events.event import Event
 from lox._interpreter.handlers import NO_STATE, Remover
-from lox._interpreter.patches.missing import events_are_removed
+from lox._interpreter.patches.missing import removing_events
 from lox._interpreter.walk import Walk
 from lox._jax import patches
 
@@ -61,18 +61,14 @@ def nolog(
     check_callable(fun, "lox.nolog")
     static = Static.of(fun, static_argnums, static_argnames)
     forms = Forms.of(fun, "nolog", _evaluate, static, collects=False)
-    return _Nolog(fun, forms, static)
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not patches.missing():
+            return forms(*args, **kwargs)[0]
+        with removing_events:  # events that are removed need no patches
+            return forms(*args, **kwargs)[0]
 
-class _Nolog(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if patches.missing():  # events that are removed need no patches
-            with events_are_removed():
-                return self._call(*args, **kwargs)[0]
-        return self._call(*args, **kwargs)[0]
+    return Transformed("nolog", fun, call, static)
 
 
 def _evaluate(closed: Any, args: Sequence[Any], form: Form) -> tuple[list[Any], None]:

@@ -3,14 +3,13 @@
 import dataclasses
 import fnmatch
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 
-from lox._errors import LoxTypeError, LoxValueError, LoxWarning, describe
+from lox._errors import LoxTypeError, LoxValueError, describe
 from lox._events.log import arrays_of, log_from
 from lox._interpreter.loops import (
     Loop,
@@ -23,7 +22,7 @@ from lox._interpreter.loops import (
 )
 from lox._interpreter.observed_loops import ObservedProgram, Observer
 from lox._jax import jaxprs
-from lox._source import Source, user_line
+from lox._source import Source, user_line, warn
 
 from .arguments import Argnames, Argnums, Static
 from .compiled import OUTERMOST, Compiled, Form, Forms
@@ -89,7 +88,7 @@ def observe(
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
 ) -> Any:
-    """Adds events to the loops of `fun`, without a change to its code.
+    """Adds events to the loops of `fun`, without changing its code.
 
     Each iteration of a `scan`, `fori_loop` or `while_loop` logs, at any depth, with the
     step `iteration`, which counts from 0 each time the loop starts. The events are like
@@ -112,7 +111,7 @@ def observe(
             (`"scan[0]/while[*]"`), lines (`"solver.py:*"`) or functions. By default,
             all but those of a backward pass. If given, `outputs` are those in these
             loops.
-        prefix: put in front of every key.
+        prefix: a prefix for every key.
         tags: the tags of the events.
         static_argnums: the positions of static arguments, as in `jax.jit`.
         static_argnames: the names of static arguments, as in `jax.jit`.
@@ -141,12 +140,11 @@ def observe(
     def evaluate(
         closed: Any, args: Sequence[Any], form: Form
     ) -> tuple[list[Any], None]:
-        del form
         observer, sites = options.observed(closed)
         return ObservedProgram(observer, sites)(closed, args), None
 
     forms = Forms.of(fun, ("observe", options.key), evaluate, static)
-    return _Observe(fun, forms, static)
+    return _Observe("observe", fun, forms, static)
 
 
 class _Observe(Transformed):
@@ -157,26 +155,20 @@ class _Observe(Transformed):
         return self._call(*args, **kwargs)[0]
 
     def loops(self, *args: Any, **kwargs: Any) -> list[Loop]:
-        return _list_loops(self.__wrapped__, self._static, args, kwargs)
+        fun, static = self.__wrapped__, self._static
+        found: list[Loop] = []
 
+        def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
+            found.extend(loops_of(closed))
+            return jaxprs.evaluate(closed, args), None
 
-def _list_loops(
-    fun: Any, static: Static, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Loop]:
-    """The loops of a function; it is traced, and does not run."""
-    found: list[Loop] = []
+        traced = Compiled(lambda: fun, evaluate, OUTERMOST, static, 0, None, False)
 
-    def evaluate(closed: Any, args: Sequence[Any]) -> tuple[list[Any], None]:
-        found.extend(loops_of(closed))
-        return jaxprs.evaluate(closed, args), None
+        def run() -> None:
+            traced(*args, **kwargs)
 
-    traced = Compiled(lambda: fun, evaluate, OUTERMOST, static, 0, None, False)
-
-    def run() -> None:
-        traced(*args, **kwargs)
-
-    jax.eval_shape(run)
-    return found
+        jax.eval_shape(run)  # the function is traced, and does not run
+        return found
 
 
 # --- options -----------------------------------------------------------------
@@ -186,20 +178,21 @@ class _Options:
     """The checked options of `lox.observe`.
 
     Attributes:
+        carry, ys, outputs, prefix, tags: as in `lox.observe`.
         key: identifies them in a cache.
     """
 
     def __init__(
         self, carry: Any, ys: Any, outputs: Any, loops: Any, prefix: Any, tags: Any
     ) -> None:
-        self._carry = _checked_values(carry, "carry")
-        self._ys = _checked_values(ys, "ys")
+        self.carry = _checked_values(carry, "carry")
+        self.ys = _checked_values(ys, "ys")
         if not isinstance(outputs, Mapping | None):
             raise LoxTypeError(
                 "`outputs` of `lox.observe` must be a dict by names of primitives, "
                 f'such as `{{"cholesky": True}}`, not {describe(outputs)}.'
             )
-        self._outputs = {
+        self.outputs = {
             name: _checked_values(values, f"outputs[{name!r}]")
             for name, values in (outputs or {}).items()
         }
@@ -211,19 +204,19 @@ class _Options:
             raise LoxTypeError(
                 f"`prefix` of `lox.observe` must be a string, not {prefix!r}."
             )
-        self._prefix = prefix
-        self._tags = _checked_names(tags, "tags", "strings")
-        named = tuple(self._outputs.items())
-        self.key = (self._carry, self._ys, named, self._loops, prefix, self._tags)
+        self.prefix = prefix
+        self.tags = _checked_names(tags, "tags", "strings")
+        named = tuple(self.outputs.items())
+        self.key = (self.carry, self.ys, named, self._loops, prefix, self.tags)
 
     def observed(self, closed: Any) -> tuple[Observer, dict[Path, Site]]:
         """What to log of a program, and where."""
-        if not self._carry and not self._ys and not self._outputs:
+        if not self.carry and not self.ys and not self.outputs:
             raise LoxTypeError(
                 "`lox.observe` has nothing to log: give `carry=`, `ys=` or `outputs=`, "
                 "such as `lox.observe(f, carry=True)`."
             )
-        names = frozenset(name for name, values in self._outputs.items() if values)
+        names = frozenset(name for name, values in self.outputs.items() if values)
         found = dict(find_sites(closed, names))
         targets = {path: site.target for path, site in found.items()}
         loops = {path: t for path, t in targets.items() if isinstance(t, Loop)}
@@ -242,34 +235,22 @@ class _Options:
                 f"{_listed(missing)}, and {where} no such primitive. "
                 "`jax.make_jaxpr` shows those that a function has."
             )
-        chosen = selected if self._carry or self._ys else set()
-        iterations = self._carry or self._ys
+        iterations = self.carry or self.ys
+        chosen = selected if iterations else set()
         if iterations and self._loops is None and has_hidden_loops(closed):
-            warnings.warn_explicit(
+            warn(
                 "`lox.observe` does not log the loops inside of "
                 "`lineax.linear_solve`, which are not part of the traced program. "
                 "To log them, put `lox.log` into the linear operator; to observe only "
-                "the other loops, name them by `loops=`.",
-                LoxWarning,
-                *user_line(),
+                "the other loops, name them by `loops=`."
             )
         elif not chosen and not outputs:
-            warnings.warn_explicit(
-                "`lox.observe` found no loop in the function, so that nothing is "
-                "logged. `lax.scan`, `lax.fori_loop` and `lax.while_loop` are loops; "
-                "those of Python are unrolled.",
-                LoxWarning,
-                *user_line(),
+            warn(
+                "`lox.observe` found no loop in the function, so nothing is logged. "
+                "Loops are `lax.scan`, `lax.fori_loop` and `lax.while_loop`; Python "
+                "loops are unrolled."
             )
-        observer = _Logs(
-            self._carry,
-            self._ys,
-            self._outputs,
-            self._prefix,
-            self._tags,
-            addresses=len(chosen) > 1,
-            observed=frozenset(loops[path].address for path in chosen),
-        )
+        observer = _Logs(self, frozenset(loops[path].address for path in chosen))
         # the loops that give outputs the number of their iteration
         around = set(loops) if self._loops is None else selected
         sites = {path: found[path] for path in chosen}
@@ -353,28 +334,12 @@ class _Logs(Observer):
     """Logs what the options say.
 
     Args:
-        carry, ys, outputs, prefix, tags: as in `lox.observe`.
-        addresses: whether names that the user did not choose begin with the address of
-            the loop.
+        options: the options.
         observed: the addresses of the loops whose iterations are logged.
     """
 
-    def __init__(
-        self,
-        carry: Any,
-        ys: Any,
-        outputs: Mapping[str, Any],
-        prefix: str,
-        tags: tuple[str, ...],
-        addresses: bool,
-        observed: frozenset[str],
-    ) -> None:
-        self._carry = carry
-        self._ys = ys
-        self._outputs = outputs
-        self._prefix = prefix
-        self._tags = tags
-        self._addresses = addresses
+    def __init__(self, options: _Options, observed: frozenset[str]) -> None:
+        self._options = options
         self._observed = observed
 
     def iteration(
@@ -387,11 +352,12 @@ class _Logs(Observer):
     ) -> None:
         if loop.address not in self._observed:  # it only counts, for `outputs`
             return
-        front = f"{loop.address}/" if self._addresses else ""
+        # names that the user did not choose must differ between loops
+        front = f"{loop.address}/" if len(self._observed) > 1 else ""
         data: dict[str, Any] = {}
         for option, choice, names, values in (
-            ("carry", self._carry, loop.carry, carry),
-            ("ys", self._ys, loop.ys, ys),
+            ("carry", self._options.carry, loop.carry, carry),
+            ("ys", self._options.ys, loop.ys, ys),
         ):
             full = [front + name for name in names]
             # a `while` loop has no `ys`, which a function may rely on
@@ -411,14 +377,16 @@ class _Logs(Observer):
         one = len(values) == 1
         names = [name] if one else [f"{name}[{i}]" for i in range(len(values))]
         option = f"outputs[{name!r}]"
-        data = _chosen(self._outputs[name], names, values, option, output.source)
+        choice = self._options.outputs[name]
+        data = _chosen(choice, names, values, option, output.source)
         self._log(output.source, data, {"iteration": jnp.zeros((), int)})
 
     def _log(
         self, source: Source, data: Any, steps: dict[str, Any], when: Any = None
     ) -> None:
+        tags, prefix = self._options.tags, self._options.prefix
         if data:
-            log_from(source, data, self._tags, None, self._prefix, False, steps, when)
+            log_from(source, data, tags, None, prefix, False, steps, when)
 
 
 def _chosen(

@@ -2,17 +2,16 @@
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lox._errors import LoxTypeError, LoxValueError, LoxWarning
+from lox._errors import LoxTypeError, LoxValueError
 from lox._events.selection import Selection
 from lox._interpreter.contents import events_of
 from lox._interpreter.rows import Record
 from lox._reduce import reductions
 from lox._reduce.protocol import AnyReduction
-from lox._source import user_line
+from lox._source import warn
 
 Names = str | Iterable[str] | None
 
@@ -93,15 +92,12 @@ class Options:
 
 
 def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
-    if not missing:
-        return
     known = ", ".join(map(repr, known_names)) or "nothing"
-    warnings.warn_explicit(
-        f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
-        f"`lox.log` in the function matches; available: {known}.",
-        LoxWarning,
-        *user_line(),
-    )
+    if missing:
+        warn(
+            f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
+            f"`lox.log` in the function matches; available: {known}."
+        )
 
 
 _MEANING = {

@@ -60,7 +60,7 @@ def progress(
     static_argnums: Argnums = None,
     static_argnames: Argnames = None,
 ) -> Any:
-    """Shows how far the loops of `fun` have come, without a change to its code.
+    """Shows a progress bar for the loops of `fun`, without changing its code.
 
     There is one bar for each outermost `scan`, `fori_loop` or `while_loop`; under
     `vmap`, one for all lanes. A terminal shows live bars, which need rich
@@ -118,12 +118,7 @@ def progress(
         finally:
             program.sink.close()
 
-    return _Progress(fun, call, static)
-
-
-class _Progress(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
+    return Transformed("progress", fun, call, static)
 
 
 def _check_options(total: Any, label: Any, file: Any) -> None:
@@ -174,7 +169,7 @@ _any_p = _over_lanes("lox_any", jnp.any)
 
 
 class _Reports(Observer):
-    """Reports to a sink how far loops have come.
+    """Reports the progress of loops to a sink.
 
     Args:
         sink: the sink.
@@ -203,7 +198,7 @@ class _Reports(Observer):
         total = self._total_of(loop)
         if running is None:
             due = _is_due(_latest_p.bind(number + 1), total)
-        else:  # all lanes that run have come equally far
+        else:  # all lanes that run have the same count
             due = _any_p.bind(_is_due(number + 1, total) & running)
 
         def body(again: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lanes that share a run: their rows are told apart by the step `lane`."""
+"""Lanes that share a run: the step `lane` distinguishes their rows."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

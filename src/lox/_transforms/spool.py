@@ -127,7 +127,7 @@ def spool(
     if interval is True or window is True or capacity is True:
         _forms(fun, given)  # raises; the cache would find the entry of 1, which equals
     forms = cached_forms(fun, given, _forms)
-    return _Spool(fun, forms, forms.static)
+    return _Spool("spool", fun, forms, forms.static)
 
 
 class _Spool(Transformed):

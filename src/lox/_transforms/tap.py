@@ -213,9 +213,4 @@ def tap(
         finally:
             shared.sink.release()
 
-    return _Tap(fun, call, static)
-
-
-class _Tap(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
+    return Transformed("tap", fun, call, static)

@@ -17,12 +17,13 @@ _STAGES = ("clear_cache", "eval_shape", "lower", "trace")
 # call, and `lox.spool(f)(x)` creates one each time. A docstring here would hide those
 # of the functions.
 class Transformed:
-    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_call", "_static")
+    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_call", "_name", "_static")
 
     def __init__(
-        self, fun: Any, call: Callable[..., Any], static: Static = NO_STATIC
+        self, name: str, fun: Any, call: Callable[..., Any], static: Static = NO_STATIC
     ) -> None:
         self.__wrapped__ = fun
+        self._name = name
         self._call = call
         self._static = static
 
@@ -39,7 +40,7 @@ class Transformed:
         return getattr(jitted, name)
 
     def __repr__(self) -> str:
-        return f"<lox.{type(self).__name__[1:].lower()} of {self.__wrapped__!r}>"
+        return f"<lox.{self._name} of {self.__wrapped__!r}>"
 
     __doc__ = property(lambda self: self.__wrapped__.__doc__)
 

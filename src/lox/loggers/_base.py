@@ -212,7 +212,7 @@ class Logger:
             self.log(state, logs)
             return result
 
-        return _Logged(fun, call)
+        return Transformed("logged", fun, call)
 
     def tap(
         self,
@@ -249,7 +249,7 @@ class Logger:
         )
         static = Static.of(fun, static_argnums, static_argnames)
         call = tap_to_runs(fun, self._runs, state.words, options, static)
-        return _Logged(fun, call, static)
+        return Transformed("logged", fun, call, static)
 
     @property
     def _runs(self) -> OpenRuns:
@@ -347,11 +347,6 @@ class Logger:
 
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would raise, without changing anything."""
-
-
-class _Logged(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
 
 
 def words_of(key: Any) -> Any:

@@ -4,6 +4,7 @@ Columns, because handling one row at a time is a hundred times slower.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,11 +162,9 @@ def named_leaves(key: str, value: Any) -> list[tuple[str, Any]]:
     """The leaves of a value, with their names: the key and their path."""
     if isinstance(value, np.ndarray | np.generic):
         return [(key, value)]
-    pairs = jax.tree_util.tree_leaves_with_path(value)
-    return [
-        ("/".join((key, *(jax.tree_util.keystr((k,), simple=True) for k in path))), x)
-        for path, x in pairs
-    ]
+    pairs = jax.tree_util.tree_leaves_with_path({key: value})
+    name_of = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    return [(name_of(path), leaf) for path, leaf in pairs]
 
 
 def _column(leaf: Any) -> Array:

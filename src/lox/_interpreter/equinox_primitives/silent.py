@@ -35,7 +35,7 @@ silent_p.multiple_results = True
 
 def _silently(call: SilentCall, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Evaluates `fun(*args)`, and passes its events to the handler."""
-    with without_transpose_warnings():
+    with without_transpose_warnings:
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
     outs, _, _ = Walk(call.handler)(closed, list(args), NO_STATE)
     return jax.tree.unflatten(jax.tree.structure(shape), outs)

@@ -1,4 +1,4 @@
-"""Masks the events in loops and branches that a library batches by itself.
+"""Masks the events in loops and branches that a library batches without JAX's rules.
 
 JAX batches a `lax.while_loop` or `lax.cond` with a predicate per lane; `patches` wraps
 its rules to mask the events inside. Equinox (and with it diffrax, optimistix and

@@ -20,7 +20,7 @@ from .merged_values import merges_lanes_in
 
 
 class _Unchanged(AllEventsRewriter):
-    """Binds every event as it is: what is inside of loops is masked on the way."""
+    """Binds every event unchanged: the traversal itself masks those in loops."""
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         log_p.bind(*operands, event=event)

@@ -7,8 +7,7 @@ from lox._interpreter.contents import (
     cotangents_inside,
     equation_has_hidden_rules,
     events_inside,
-    events_of,
-    jaxpr_has_hidden_rules,
+    may_log,
 )
 from lox._interpreter.walk import cached
 from lox._jax import jaxprs, primitives
@@ -27,7 +26,7 @@ def may_log_inside(eqn: Any) -> bool:
 
 def needs_masks(jaxpr: Any) -> bool:
     """Whether events in the loops and branches of a jaxpr need masks."""
-    if not events_of(jaxpr) and not jaxpr_has_hidden_rules(jaxpr):
+    if not may_log(jaxpr):
         return False
     equations = jaxprs.open_jaxpr(jaxpr).eqns
     if any(is_merging_loop(eqn) or is_backward_loop(eqn) for eqn in equations):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from lox._interpreter.contents import events_of
 from lox._interpreter.lane_flow import lanes_of_while
 from lox._interpreter.rotation import rotated
-from lox._jax import batching, jaxprs
+from lox._jax import batching, jaxprs, primitives
 
 from .missing import events_in
 from .with_lanes import with_lanes
@@ -55,13 +55,13 @@ def _batched_predicate(
 ) -> bool:
     """Whether lanes may leave the loop at different times, as JAX computes it."""
     batched = [dim is not None for dim in dims]
-    consts = params["cond_nconsts"] + params["body_nconsts"]
-    of_consts, carry = batched[:consts], batched[consts:]
+    of_cond, of_body, carry = primitives.split_while(params, batched)
     cond, body = params["cond_jaxpr"], rotated(params, True)["body_jaxpr"]
-    of_cond = [*of_consts[: params["cond_nconsts"]], *carry]
-    flags = [*batching.batched_outputs(cond, axis_data, of_cond, [False]), *carry]
+    inputs = [*of_cond, *carry]
+    flags = [*batching.batched_outputs(cond, axis_data, inputs, [False]), *carry]
     while True:
-        found = batching.batched_outputs(body, axis_data, [*of_consts, *flags], flags)
+        inputs = [*of_cond, *of_body, *flags]
+        found = batching.batched_outputs(body, axis_data, inputs, flags)
         joined = [a or b for a, b in zip(flags, found, strict=True)]
         if joined == flags:
             return flags[0]
@@ -77,24 +77,22 @@ def _batch_masked_loop(
 ) -> Any:
     """Batches the rotated loop, whose predicate is the mask of the events inside."""
     cond = params["cond_jaxpr"]
-    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    consts = cond_consts + body_consts
-
-    front = [
-        x if dim is None else jnp.moveaxis(x, dim, 0)
-        for x, dim in zip(args, dims, strict=True)
+    pairs = list(zip(args, dims, strict=True))
+    of_cond, of_body, carry = primitives.split_while(params, pairs)
+    inputs = [
+        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in [*of_cond, *carry]
     ]
-    inputs = [*front[:cond_consts], *front[consts:]]
-    mapped = [dim is not None for dim in [*dims[:cond_consts], *dims[consts:]]]
+    mapped = [dim is not None for _, dim in [*of_cond, *carry]]
     (running,) = jaxprs.evaluate(batching.batch_jaxpr(cond, axis_data, mapped), inputs)
     if jnp.ndim(running) == len(cond.out_avals[0].shape):
         running = batching.broadcast_lanes(running, axis_data)
+    pairs = [*of_cond, *of_body, (running, 0), *carry]
     new_args, new_dims = with_lanes(
         axis_data,
-        [*args[:consts], running, *args[consts:]],
-        [*dims[:consts], 0, *dims[consts:]],
-        consts,
-        [True] * (1 + len(args) - consts),
+        [x for x, _ in pairs],
+        [dim for _, dim in pairs],
+        len(of_cond) + len(of_body),
+        [True] * (1 + len(carry)),
     )
     outs, out_dims = rule(axis_data, new_args, new_dims, **rotated(params, True))
     return outs[1:], out_dims[1:]

@@ -1,16 +1,12 @@
 """Rejects programs that need a patch of JAX that could not be installed."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._interpreter.contents import (
-    cotangents_of,
-    events_of,
-    jaxpr_has_hidden_rules,
-)
+from lox._flag import Flag
+from lox._interpreter import contents
+from lox._interpreter.contents import cotangents_of, events_of, jaxpr_has_hidden_rules
 from lox._jax import jaxprs, patches, primitives, rule_tables
 from lox._jax.patches import Patch
 
@@ -31,10 +27,7 @@ def events_and_cotangents_in(params: dict[str, Any]) -> tuple[Event, ...]:
 
 def may_log(params: dict[str, Any]) -> bool:
     """Whether an equation logs, or has derivative rules inside that may log."""
-    return any(
-        events_of(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
-        for jaxpr in _jaxprs_in(params)
-    )
+    return any(map(contents.may_log, _jaxprs_in(params)))
 
 
 def may_log_in_rules(params: dict[str, Any]) -> bool:
@@ -52,6 +45,9 @@ def events_in_condition(params: dict[str, Any]) -> tuple[Event, ...]:
     return events_of(params["cond_jaxpr"])
 
 
+# set during calls of functions whose events are removed: nothing is rejected
+removing_events = Flag()
+
 # Returns the events of an equation that need a patch, given its parameters.
 Needs = Callable[[dict[str, Any]], Sequence[Event]]
 
@@ -64,25 +60,10 @@ def reject(patch: Patch, primitive: Any, needs: Needs = events_in) -> None:
     """
 
     def check(args: Sequence[Any], params: dict[str, Any]) -> None:
-        del args
         events = [event for event in needs(params) if event.call.keys]
-        if events and not getattr(_removing, "events", False):
+        if events and not removing_events:
             name = primitives.public_name(primitive)
             subject = f"{events[0].call.description}, is inside `{name}`"
             raise patches.error(patch, subject)
 
     rule_tables.check_before_bind(primitive, check)
-
-
-_removing = threading.local()
-
-
-@contextlib.contextmanager
-def events_are_removed() -> Iterator[None]:
-    """For calls of functions whose events are removed: nothing is rejected."""
-    before = getattr(_removing, "events", False)
-    _removing.events = True
-    try:
-        yield
-    finally:
-        _removing.events = before

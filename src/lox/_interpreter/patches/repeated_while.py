@@ -4,21 +4,17 @@ Linearizing a `while_loop`, or recomputing it under `checkpoint`, runs it once f
 known values and once for all values. Each event is kept in one of the two runs.
 """
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
+from lox._flag import Flag
 from lox._interpreter.contents import events_of
 from lox._interpreter.handlers import NO_STATE
 from lox._interpreter.walk import Walk
-from lox._jax import (
-    partial_eval,
-    primitives,
-)
+from lox._jax import partial_eval, primitives
 
 from .rewriter import AllEventsRewriter
 
@@ -31,7 +27,7 @@ def partial_eval_while(
     if not any(unknown) or all(unknown):
         return rule(trace, *tracers, **params)
     params = _numbered(params)
-    with _numbers_kept():
+    with _keeping_numbers:
         known, others = _split_sites(params, unknown)
     # JAX runs the loop for the known values, and again for all values. Events that need
     # only known values get an additional run, whose results are not used.
@@ -46,16 +42,12 @@ def partial_eval_while_equation(
 ) -> Any:
     """Wraps the rule of `checkpoint`, which returns the two runs as equations."""
     eqn = eqn.replace(params=_numbered(eqn.params))
-    with _numbers_kept():
+    with _keeping_numbers:
         known, staged, *rest = rule(saveable, unknown, instantiated, eqn)
     if known is not None and staged is not None:
         sites = {event.layout.site for event in _loop_events(known.params)}
         params = _without_sites(staged.params, sites)
-        effects = {
-            effect
-            for name in ("cond_jaxpr", "body_jaxpr")
-            for effect in params[name].effects
-        }
+        effects = {*params["cond_jaxpr"].effects, *params["body_jaxpr"].effects}
         staged = staged.replace(params=params, effects=effects)
     return (known, staged, *rest)
 
@@ -67,36 +59,28 @@ class _SiteNumbering(AllEventsRewriter):
         self._count = itertools.count(1)
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        del context
         log_p.bind(*operands, event=event.with_layout(site=next(self._count)))
 
 
-_numbers = threading.local()
-
-
-@contextlib.contextmanager
-def _numbers_kept() -> Iterator[None]:
-    """Keeps the numbers of events while a numbered loop is split."""
-    before = getattr(_numbers, "kept", False)
-    _numbers.kept = True
-    try:
-        yield
-    finally:
-        _numbers.kept = before
+# set while a numbered loop is split, so that its events keep their numbers
+_keeping_numbers = Flag()
 
 
 def _numbered(params: dict[str, Any]) -> dict[str, Any]:
-    if getattr(_numbers, "kept", False):
+    if _keeping_numbers:
         return params
     # The events of a function that is called twice need two numbers, so its jaxpr must
     # not be cached. JAX cannot split equations that have both effects and results, so
     # the events of custom functions are separated from their calls.
     walk = Walk(_SiteNumbering(), cache=False, separate_events=True)
-    names = ("cond_jaxpr", "body_jaxpr")
-    return {
-        **params,
-        **{name: walk.rebuilt(params[name], NO_STATE)[0] for name in names},
-    }
+    return _with_jaxprs(params, lambda jaxpr: walk.rebuilt(jaxpr, NO_STATE)[0])
+
+
+def _with_jaxprs(
+    params: dict[str, Any], change: Callable[[Any], Any]
+) -> dict[str, Any]:
+    changes = {name: change(params[name]) for name in ("cond_jaxpr", "body_jaxpr")}
+    return {**params, **changes}
 
 
 def _loop_events(params: dict[str, Any]) -> set[Event]:
@@ -107,12 +91,7 @@ def _split_sites(
     params: dict[str, Any], unknown: Sequence[bool]
 ) -> tuple[set[int], set[int]]:
     """The sites of the events that need only known values, and the other sites."""
-    cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
-    cond_unknown, body_unknown = (
-        unknown[:cond_consts],
-        unknown[cond_consts:][:body_consts],
-    )
-    carry = list(unknown[cond_consts + body_consts :])
+    cond_unknown, body_unknown, carry = primitives.split_while(params, unknown)
     while True:
         known, _, out = partial_eval.known_part(
             params["body_jaxpr"], [*body_unknown, *carry], carry
@@ -132,11 +111,7 @@ def _without_sites(params: dict[str, Any], sites: set[int]) -> dict[str, Any]:
         walk = Walk(_SiteRemover(sites))
         return walk.rebuilt(jaxpr, NO_STATE)[0] if walk.wants_in_jaxpr(jaxpr) else jaxpr
 
-    return {
-        **params,
-        "cond_jaxpr": clean(params["cond_jaxpr"]),
-        "body_jaxpr": clean(params["body_jaxpr"]),
-    }
+    return _with_jaxprs(params, clean)
 
 
 class _SiteRemover(AllEventsRewriter):

@@ -8,5 +8,4 @@ class AllEventsRewriter(Rewriter):
     """Rewrites every event, also events that a transformation has collected."""
 
     def wants(self, event: Event) -> bool:
-        del event
         return True

@@ -91,23 +91,14 @@ _HOISTED = (
 _TWICE = "JAX runs a differentiated `while_loop` twice, and logs its events twice"
 
 patches.add(
-    patch_of_rule("JVP", scan_p, jvp_of_scan, _HOISTED, "log outside of `scan`"),
-    patch_of_rule(
-        "linearization", scan_p, linearize_scan, _HOISTED, "log outside of `scan`"
-    ),
-    patch_of_rule(
-        "partial evaluation",
-        scan_p,
-        partial_eval_scan,
-        _HOISTED,
-        "log outside of `scan`",
-    ),
-    patch_of_rule(
-        "checkpoint",
-        scan_p,
-        partial_eval_scan_equation,
-        _HOISTED,
-        "log outside of `scan`",
+    *(
+        patch_of_rule(kind, scan_p, wrapper, _HOISTED, "log outside of `scan`")
+        for kind, wrapper in (
+            ("JVP", jvp_of_scan),
+            ("linearization", linearize_scan),
+            ("partial evaluation", partial_eval_scan),
+            ("checkpoint", partial_eval_scan_equation),
+        )
     ),
     patch_of_rule(
         "lowering",
@@ -141,7 +132,7 @@ patches.add(
         scan_p,
         batched_scan.batch_scan,
         "`vmap` of a `scan` with loops inside is slow to trace",
-        "wait",
+        "nest fewer loops",
         needs=lambda params: (),  # it only saves time
         purpose=", once instead of several times",
         applies=batched_scan.logs_or_made_by_lox,
@@ -163,19 +154,12 @@ patches.add(
         "log outside of `while_loop`",
         applies=batched_while.logs_or_made_by_lox,
     ),
-    patch_of_rule(
-        "partial evaluation",
-        while_p,
-        partial_eval_while,
-        _TWICE,
-        "log outside of `while_loop`",
-    ),
-    patch_of_rule(
-        "checkpoint",
-        while_p,
-        partial_eval_while_equation,
-        _TWICE,
-        "log outside of `while_loop`",
+    *(
+        patch_of_rule(kind, while_p, wrapper, _TWICE, "log outside of `while_loop`")
+        for kind, wrapper in (
+            ("partial evaluation", partial_eval_while),
+            ("checkpoint", partial_eval_while_equation),
+        )
     ),
     patch_of_rule(
         "JVP",

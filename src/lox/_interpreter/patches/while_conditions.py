@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lox._interpreter.contents import events_of
-from lox._interpreter.rotation import condition_inputs, rotated, run_rotated
-from lox._jax import checkify, rule_tables
+from lox._interpreter.rotation import rotated, run_rotated
+from lox._jax import checkify, primitives, rule_tables
 
 
 def lower_while(rule: Callable[..., Any], ctx: Any, *args: Any, **params: Any) -> Any:
@@ -31,9 +31,9 @@ def checkify_while(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
     if cond.out_avals[0].shape:
         return rule(*args, **params)
     call, inputs = checkify.split_arguments(args)
-    error, running = call(cond, condition_inputs(inputs, params))
-    consts = params["cond_nconsts"] + params["body_nconsts"]
+    of_cond, of_body, carry = primitives.split_while(params, inputs)
+    error, running = call(cond, [*of_cond, *carry])
     front = args[: len(args) - len(inputs)]
-    operands = [*inputs[:consts], *running, *inputs[consts:]]
+    operands = [*of_cond, *of_body, *running, *carry]
     error, outs = rule(*checkify.with_error(front, error), *operands, **rotated(params))
     return error, outs[1:]

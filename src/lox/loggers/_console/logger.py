@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 
 from lox._errors import LoxTypeError, LoxValueError
 from lox._logs.logdict import logdict
-from lox._terminal import terminal
+from lox._terminal import live_display, write_line
 from lox.loggers._base import Logger, RunInfo
 
 from .curves import Curves
@@ -141,7 +141,7 @@ class ConsoleLogger(Logger):
                 return viewer.view(self._shown)
 
         every = self._every or _TABLE_INTERVAL
-        self._display = _make_table(view, self._file)
+        self._display = live_display(self._file, lambda console: Table(view, console))
         if self._display is None:
             every = self._every or _LINES_INTERVAL
             self._display = _Lines(view, self._file)
@@ -165,18 +165,6 @@ class _Display(Protocol):
     def stop(self) -> None: ...
 
 
-def _make_table(view: Callable[[], View], file: TextIO | None) -> _Display | None:
-    console = terminal(file)
-    if console is None:
-        return None
-    from rich.errors import LiveError
-
-    try:
-        return Table(view, console)
-    except LiveError:  # older versions of rich allow one live display, which is taken
-        return None
-
-
 class _Lines:
     """Prints a line of text whenever something has changed."""
 
@@ -193,19 +181,10 @@ class _Lines:
             now = rows, view.steps, view.waiting
             if view.rows and now != self._last:
                 self._last = now
-                self._print(view.line())
+                file = sys.stdout if self._file is None else self._file
+                write_line(file, view.line())
 
     stop = refresh
-
-    def _print(self, line: str) -> None:
-        file = sys.stdout if self._file is None else self._file
-        if file is None:  # as in a GUI application without a console
-            return
-        encoding = getattr(file, "encoding", None) or "utf-8"
-        line = line.encode(encoding, "replace").decode(encoding)
-        with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
-            file.write(f"{line}\n")  # one call, unlike `print`
-            file.flush()
 
 
 class _Timer:

@@ -178,7 +178,7 @@ class _Screen:
             self._console.show_cursor(True)
 
     def print_above(self, table: Table) -> None:
-        """Leaves a final table above the tables that go on."""
+        """Prints a final table above the tables that are still live."""
         self._console.print(table.draw(None, self._width()))
 
     def _width(self) -> int:

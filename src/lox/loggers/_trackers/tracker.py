@@ -13,7 +13,7 @@ from lox._errors import LoxTypeError, LoxWarning
 from lox._logs.access import metadata_of
 from lox._logs.lane_step import LANE
 from lox._logs.logdict import logdict
-from lox._patterns import matches
+from lox._patterns import matches_any
 from lox._source import user_line
 from lox.loggers._base import Logger
 from lox.loggers._runs.open_runs import Full, check_full
@@ -129,8 +129,7 @@ class Tracker(Logger):
         return found
 
     def _is_selected(self, name: str) -> bool:
-        selected = (*self._histograms, *self._images)
-        return any(matches(name, pattern) for pattern in selected)
+        return matches_any(name, (*self._histograms, *self._images))
 
     def _kind_of(self, name: str, column: Array) -> str:
         """How to show a key: "scalars", "histograms", "images", or "other" if not."""
@@ -144,9 +143,9 @@ class Tracker(Logger):
         if column.dtype.kind in "biuf":
             if column.ndim == 1:
                 return "scalars"
-            if any(matches(name, pattern) for pattern in self._histograms):
+            if matches_any(name, self._histograms):
                 return "histograms"
-            if any(matches(name, pattern) for pattern in self._images):
+            if matches_any(name, self._images):
                 return self._image_kind(name, column.shape[1:])
             if math.prod(column.shape[1:]) == 1:
                 return "scalars"
