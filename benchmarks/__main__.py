@@ -3,6 +3,7 @@
 import sys
 
 from . import (
+    cluster,
     compiled,
     conditional,
     cotangents,
@@ -38,6 +39,7 @@ TOPICS = {
         progress,
         lanes,
         store,
+        cluster,
         loggers,
         trackers,
         libraries,

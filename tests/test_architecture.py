@@ -29,11 +29,13 @@ FLOW = [
     "lox.loggers",
     "lox.wandb",
     "lox.neptune",
+    "lox.cli",
+    "lox.__main__",
     "lox",  # which re-exports from all of them
     "logify",
 ]
 # What can be used without JAX: nothing in them imports it when it is loaded.
-WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox.cli"]
+WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox.cli", "lox.__main__"]
 
 
 def modules():

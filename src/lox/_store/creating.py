@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import platform
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from lox._version import __version__
 from .format import (
     FINISHED,
     RUN_FILE,
+    SEGMENT_FILE,
     TEMPORARY,
     VERSION,
     WRITER,
@@ -25,8 +25,9 @@ from .format import (
     is_empty,
     write_json,
 )
+from .local_files import LocalLocation
 from .owners import OPEN
-from .processes import PART, parts_of, run_of_part
+from .processes import PART, part_path, parts_of, run_of_part
 from .reader import Run
 from .writer import Writer
 
@@ -183,7 +184,7 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
         # another process may be removing it, too
         with contextlib.suppress(FileNotFoundError):
             for file in found.iterdir():
-                if _SEGMENT_FILE.fullmatch(file.name):
+                if SEGMENT_FILE.fullmatch(file.name):
                     file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             found.rmdir()
@@ -191,15 +192,13 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
 
 def remove_parts(path: pathlib.Path, first: int) -> None:
     """Removes the parts of the process `first` and later ones, of a replaced run."""
-    for process, part in parts_of(path).items():
+    for process in parts_of(LocalLocation(path)):
         if process >= first:
+            part = part_path(path, process)
             _remove_rows(part, before=2**63)
             with contextlib.suppress(OSError):
                 (part / RUN_FILE).unlink(missing_ok=True)
                 part.rmdir()
-
-
-_SEGMENT_FILE = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)")
 
 
 def _description(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:

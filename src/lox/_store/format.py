@@ -13,8 +13,6 @@ import json
 import os
 import pathlib
 import re
-import stat
-import threading
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +22,9 @@ import numpy as np
 from lox._arrays import imported_jax, leaves_of, structure_of
 from lox._errors import StoreError
 
+from .local_files import TEMPORARY as TEMPORARY, temporary_name
+from .locations import Location, location_of
+
 VERSION = 1
 RUN_FILE = "run.json"
 WRITER = re.compile(r"writer-(\d{4,})")
@@ -31,7 +32,9 @@ FINISHED = re.compile(
     r"writer-(\d{4,})\.json"
 )  # the list that a finished writer leaves
 SEGMENT = re.compile(r"(\d{4,})\.json")
-TEMPORARY = "~"  # the suffix of files that are not complete yet
+COPIED = "copied.json"  # in a copy: what has been copied so far of a writer
+# all files in the directory of a writer
+SEGMENT_FILE = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)|copied\.json(\..*~)?")
 # Larger than any description of a run or of records. A few bytes of JSON can become a
 # hundred Python objects, so the text is checked before it is parsed.
 _MAX_JSON_BYTES = 2**25
@@ -45,14 +48,6 @@ PLACE = np.dtype([("row", "<u8"), ("number", "<u8"), ("crc32", "<u8")])
 
 
 # --- files -------------------------------------------------------------------
-
-
-def file_size(path: str | pathlib.Path) -> int:
-    """The size of a regular file. A link could lead anywhere, and a pipe never ends."""
-    status = os.lstat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{path} is not a regular file, and is not read.")
-    return status.st_size
 
 
 def display_path(path: pathlib.Path) -> str:
@@ -81,7 +76,7 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
             "large arrays in separate files, and not in a config."
         )
     name = os.fspath(path)
-    temporary = f"{name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
+    temporary = temporary_name(name)
     try:
         with open(temporary, "wb") as file:
             file.write(text)
@@ -119,13 +114,13 @@ def _rename_new(old: str, new: str) -> None:
         os.unlink(old)
 
 
-def is_empty(path: str | pathlib.Path) -> bool:
+def is_empty(path: str | pathlib.Path | Location) -> bool:
     """Whether a JSON file has no content, which a crash of the machine can cause.
 
     `write_json` never leaves an empty file otherwise, so it counts as missing.
     """
     try:
-        return file_size(path) == 0
+        return location_of(path).size() == 0
     except (OSError, StoreError):
         return False
 
@@ -140,25 +135,29 @@ def _remove_empty(path: str, temporary: str) -> None:
         os.unlink(temporary)
 
 
-def read_json(path: str | pathlib.Path) -> dict[str, Any]:
+def read_json(path: pathlib.Path | Location) -> dict[str, Any]:
     """Reads a file written by `write_json`; raises if it is missing or damaged."""
-    return parse_json(read_json_bytes(path), path)
+    location = location_of(path)
+    return parse_json(read_json_bytes(location), location)
 
 
-def read_json_bytes(path: str | pathlib.Path) -> bytes:
-    """The bytes of a JSON file, for `parse_json`."""
+def read_json_bytes(path: Location) -> bytes:
+    """The bytes of a JSON file, or more than any valid one has."""
     try:
-        size = min(file_size(path), _MAX_JSON_BYTES + 1)
-        with open(path, "rb") as file:
-            return file.read(size)
+        return path.read(0, _MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
 
 
-def parse_json(raw: bytes, path: str | pathlib.Path) -> dict[str, Any]:
-    """The content of a file written by `write_json`; raises if it is damaged."""
+def parse_json(raw: bytes, path: Location) -> dict[str, Any]:
+    """Parses the content of a file written by `write_json`; raises if it is damaged.
+
+    Args:
+        raw: the content.
+        path: the file, for messages.
+    """
     try:
         if not raw:
             raise _damaged(path, "it is empty, perhaps since a crash of the machine")
@@ -221,13 +220,15 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_PUNCTUATION = bytes(set(range(256)) - set(b"[]{},"))
 
 
-def _damaged(path: str | pathlib.Path, reason: str) -> StoreError:
+def _damaged(path: Location, reason: str) -> StoreError:
     remedy = ""
-    if os.path.basename(path) == RUN_FILE:
+    if path.name == RUN_FILE:
         remedy = (
             " Restore it, or remove it: appending to the run creates a new one, and "
             "keeps the rows."
         )
+    if path.name == COPIED:
+        remedy = " `lox sync` repairs the copy."
     return StoreError(f"{path} is damaged: {reason}.{remedy}")
 
 
@@ -243,7 +244,10 @@ def encode_place(row: int, number: int) -> bytes:
 
 
 def read_places(
-    path: str | pathlib.Path, last: bool = False, limit: int | None = None
+    path: Location,
+    last: bool = False,
+    limit: int | None = None,
+    start: int = 0,
 ) -> Any:
     """Reads the complete entries of a `.places` file, in order.
 
@@ -251,14 +255,14 @@ def read_places(
         path: the file; if it does not exist, there are no entries.
         last: whether to read only the last entry.
         limit: the maximum number of entries to read.
+        start: the number of entries to skip.
     """
     try:
-        count = file_size(path) // PLACE.itemsize
-        count = count if limit is None else min(count, limit)
-        first = max(count - 1, 0) if last else 0
-        with open(path, "rb") as file:
-            file.seek(first * PLACE.itemsize)
-            raw = file.read((count - first) * PLACE.itemsize)
+        count = path.size() // PLACE.itemsize
+        count = count if limit is None else min(count, start + limit)
+        first = max(count - 1, start) if last else start
+        size = (count - first) * PLACE.itemsize
+        raw = path.read(first * PLACE.itemsize, size)
     except FileNotFoundError:
         raw = b""
     except OSError as error:

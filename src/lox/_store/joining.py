@@ -57,7 +57,7 @@ class KeyPart:
 
     def numbers(self) -> Any:
         """The number of the event of each record, in the writer's order."""
-        return self.writer.numbers[self.segment]
+        return self.writer.numbers(self.segment)
 
     def _decode(self, column: Column, index: int) -> Any:
         if column.impl is not None:  # copied to a JAX array, not memory-mapped
@@ -136,16 +136,26 @@ def with_step(rows: Key, name: str, number: int) -> Key:
 
 def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
     """Joins the rows of several segments, in the order in which they were written."""
-    numbers = np.concatenate([part.numbers() for part in parts])
-    counts = [part.segment.count for part in parts]
-    writers = np.repeat([part.writer.number for part in parts], counts)
-    processes = np.repeat([part.writer.process for part in parts], counts)
-    order = np.lexsort([numbers, writers, processes])
+    for part in parts:
+        part.segment.check_not_sparse()
+    order = _order(parts)
 
     def join(arrays: list[Any], axis: int) -> Any:
-        return namespace(arrays[0]).concatenate(promote(name, arrays))[order]
+        joined = namespace(arrays[0]).concatenate(promote(name, arrays))
+        return joined if order is None else joined[order]
 
     return combine(rows, join)
+
+
+def _order(parts: list[KeyPart]) -> Any:
+    """The order of the rows of several segments; None if it is that of the segments."""
+    writers = [(part.writer.process, part.writer.number) for part in parts]
+    if len(set(writers)) == len(parts):  # writers follow one after another
+        return None
+    numbers = np.concatenate([part.numbers() for part in parts])
+    counts = [part.segment.count for part in parts]
+    processes, writer_numbers = np.repeat(writers, counts, axis=0).T
+    return np.lexsort([numbers, writer_numbers, processes])
 
 
 def promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -6,11 +6,11 @@ entry of a `.places` file implies all records before it, and a finished writer l
 list of everything it has written. If these disagree, a warning says what is missing.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-import os
-import pathlib
+import io
 import re
-import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,15 +20,34 @@ import numpy as np
 from lox._errors import LoxWarning, StoreError
 from lox._source import user_line
 
-from .format import file_size, is_empty, read_json, read_places
+from .copied import Copied
+from .format import is_empty, parse_json, read_json_bytes, read_places
+from .locations import Location
 from .statuses import FINISHED_NORMALLY, Ending
 
 _MAX_NAMES = 5
+_MAX_HEADER_BYTES = 2**14  # of a `.npy` file; NumPy reads no longer ones
 _SEGMENT_DATA = re.compile(r"(\d{4,})\.(?:npy|places)")
 
 
+# the user's line, for threads that do not have it on their stack
+_line: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
+    "line", default=None
+)
+
+
 def warn_of_loss(loss: str) -> None:
-    warnings.warn_explicit(loss, LoxWarning, *user_line())
+    warnings.warn_explicit(loss, LoxWarning, *(_line.get() or user_line()))
+
+
+@contextlib.contextmanager
+def warnings_name(line: tuple[str, int]) -> Iterator[None]:
+    """Lets the warnings of this thread name a line of the user's code."""
+    token = _line.set(line)
+    try:
+        yield
+    finally:
+        _line.reset(token)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,19 +57,22 @@ class Finished:
     Attributes:
         segments: by segment number, the number of records and the names of the keys.
         ending: how the writer has ended; older versions do not say.
+        content: the content of the file; None if the writer was not finished.
     """
 
     segments: dict[int, tuple[int, Sequence[str]]]
     ending: Ending = FINISHED_NORMALLY
+    content: bytes | None = None
 
     @classmethod
-    def read(cls, path: str | pathlib.Path) -> "Finished":
+    def read(cls, path: Location) -> "Finished":
         try:
-            content = read_json(path)
-            listed: Any = content.get("segments")
+            content = read_json_bytes(path)
+            parsed = parse_json(content, path)
+            listed: Any = parsed.get("segments")
             segments = {number: (count, names) for number, count, names in listed}
             if all(map(_is_segment, segments.items())):
-                return cls(segments, Ending.from_json(content))
+                return cls(segments, Ending.from_json(parsed), content)
             reason = f"{path} does not list what was written."
         except FileNotFoundError:  # removed while the run was read
             return cls({})
@@ -65,7 +87,7 @@ class Finished:
         """The number of records of a segment; 0 if it is not known."""
         return self.segments.get(number, (0, ()))[0]
 
-    def lost_directory(self, path: pathlib.Path) -> str | None:
+    def lost_directory(self, path: Location) -> str | None:
         """The message for a missing directory of the writer; None if it was empty."""
         count = sum(count for count, _ in self.segments.values())
         names = dict.fromkeys(x for _, names in self.segments.values() for x in names)
@@ -87,10 +109,10 @@ class PlacedRecords:
     at_least: int
 
     @classmethod
-    def read(cls, path: pathlib.Path) -> "PlacedRecords":
+    def read(cls, path: Location) -> "PlacedRecords":
         """Reads the file. Call it before counting the records: both may be growing."""
         try:
-            if file_size(path) == 0:  # it is created before the file of records
+            if path.size() == 0:  # it is created before the file of records
                 return cls(False, 0)
             last = read_places(path, last=True)["row"].tolist()
         except (OSError, StoreError):  # raised again if the places are needed
@@ -99,7 +121,7 @@ class PlacedRecords:
 
 
 def lost_records(
-    path: pathlib.Path,
+    path: Location,
     count: int | None,
     placed: PlacedRecords,
     known: int,
@@ -122,41 +144,46 @@ def lost_records(
     if placed.at_least > known:
         amount = f"at least {placed.at_least}"
     loss = f"{count or 0} are left of {amount} records"
-    if not os.path.lexists(path):
+    if not path.exists():
         loss = f"the file is missing, with {amount} records"
     return f"{path} has lost records{_of_keys(names)}: {loss}."
 
 
 def lost_files(
-    directory: pathlib.Path, found: set[int], finished: Finished
+    directory: Location,
+    names: Sequence[str],
+    found: set[int],
+    finished: Finished,
+    copied: Copied | None,
 ) -> Iterator[str]:
     """Yields a message per segment whose JSON file is missing or empty.
 
     Args:
         directory: the directory of the writer.
+        names: the names in it.
         found: the numbers of the segments that have their JSON file; not an empty one.
         finished: the list that the writer has left.
+        copied: in a copy, what has been copied so far.
     """
-    try:
-        matches = [_SEGMENT_DATA.fullmatch(name) for name in os.listdir(directory)]
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be read: {error}.") from error
+    matches = [_SEGMENT_DATA.fullmatch(name) for name in names]
     numbers = {int(match[1]) for match in matches if match} | {*finished.segments}
+    if copied is not None:  # other files are being copied
+        numbers = {*copied.segments}
     for number in sorted(numbers - found):
         path = directory / f"{number:04d}.json"
-        count, names = finished.segments.get(number, (0, ()))
+        count, keys = finished.segments.get(number, (0, ()))
         amount = str(count) if count else _describe_count(path)
         # a writer may have created it, and then records, since `found` was listed
         empty = is_empty(path)
         if amount and (empty or not path.exists()):
             state = "empty" if empty else "missing"
             yield (
-                f"{path} is {state}. Without it, {amount} records{_of_keys(names)} in "
+                f"{path} is {state}. Without it, {amount} records{_of_keys(keys)} in "
                 f"{path.with_suffix('.npy').name} cannot be read."
             )
 
 
-def _describe_count(path: pathlib.Path) -> str:
+def _describe_count(path: Location) -> str:
     """The number of records of a segment without its JSON file; empty if none."""
     places = path.with_suffix(".places")
     count = _count_records(path.with_suffix(".npy"))
@@ -165,23 +192,19 @@ def _describe_count(path: pathlib.Path) -> str:
     placed = PlacedRecords.read(places)
     if placed.at_least:
         return f"at least {placed.at_least}"
-    written = os.path.lexists(path.with_suffix(".npy")) or (
-        placed.has_file and os.path.lexists(places)
-    )
+    written = path.with_suffix(".npy").exists() or (placed.has_file and places.exists())
     return "an unknown number of" if written else ""
 
 
-def _count_records(path: pathlib.Path) -> int | None:
+def _count_records(path: Location) -> int | None:
     """The number of records in a `.npy` file; None if it cannot be read."""
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
+        first, size = path.read_and_size(_MAX_HEADER_BYTES)
+        file = io.BytesIO(first)
+        if np.lib.format.read_magic(file) != (2, 0):
             return None
-        with open(path, "rb") as file:
-            if np.lib.format.read_magic(file) != (2, 0):
-                return None
-            _, _, dtype = np.lib.format.read_array_header_2_0(file)
-            return (status.st_size - file.tell()) // dtype.itemsize
+        _, _, dtype = np.lib.format.read_array_header_2_0(file)
+        return (size - file.tell()) // dtype.itemsize
     except Exception:  # the file may contain anything
         return None
 

@@ -20,6 +20,7 @@ from typing import Any
 from lox._errors import StoreError
 
 from .format import VERSION, format_json, read_json
+from .locations import Location
 
 OPEN = re.compile(r"writer-(\d{4,})\.open\.json")
 # A process that cannot be asked counts as running for as long after its last write. It
@@ -49,7 +50,7 @@ def mark_closed(directory: pathlib.Path) -> None:
         open_path(directory).unlink()
 
 
-def is_running(path: str, last_write: Callable[[], float]) -> bool | None:
+def is_running(path: Location, last_write: Callable[[], float]) -> bool | None:
     """Whether the process of an open writer still runs; None if that is not known.
 
     A process of another machine or container cannot be asked. It counts as running if

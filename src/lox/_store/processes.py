@@ -4,11 +4,12 @@ A part is a directory inside the run, with the files of a run. No process ever w
 the directory of another, so that they need not agree on anything.
 """
 
-import os
 import pathlib
 import re
 
 from lox._errors import StoreError
+
+from .locations import Location
 
 PART = re.compile(r"process-([1-9]\d{0,8})")
 
@@ -18,15 +19,15 @@ def part_path(run: pathlib.Path, process: int) -> pathlib.Path:
     return run / f"process-{process}" if process else run
 
 
-def parts_of(run: pathlib.Path) -> dict[int, pathlib.Path]:
+def parts_of(run: Location) -> dict[int, Location]:
     """The parts of other processes than the first, by the index of the process."""
     try:
-        names = os.listdir(run)
+        names = run.names()
     except OSError as error:
         raise StoreError(f"{run} cannot be read: {error}.") from error
     found = {int(match[1]): run / name for name in names if (match := is_part(name))}
     for path in found.values():
-        if path.is_symlink():  # a link could lead anywhere
+        if path.is_link():  # a link could lead anywhere
             raise StoreError(f"{path} is a symbolic link, and is not read.")
     return dict(sorted(found.items()))
 

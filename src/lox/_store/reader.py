@@ -1,7 +1,6 @@
 """Reads a run, also while it is being written. Values stay on disk until used."""
 
-import os
-import pathlib
+import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,9 +14,10 @@ from lox._source import user_line
 
 from .format import FINISHED, RUN_FILE, WRITER, read_json
 from .joining import KeyPart, join_parts
-from .losses import Finished, warn_of_loss
+from .locations import Location, Path, location_of
+from .losses import Finished, warn_of_loss, warnings_name
 from .processes import parts_of
-from .segments import WrittenSegments, numbered_paths
+from .segments import Segment, WrittenSegments, names_in, numbered
 from .statuses import Status
 from .summaries import Summary
 
@@ -28,7 +28,7 @@ class Run:
     If several processes have written the run, they are read as one.
 
     Attributes:
-        path: the directory of the run.
+        path: the directory of the run: a `pathlib.Path`, or a URL.
         name: the name of the run.
         key: the data of the PRNG key that the run was created with, or None.
         config: the config passed to the logger.
@@ -39,9 +39,10 @@ class Run:
     the run: `status`, `error`, `duration`, `rows`, `keys` and `last`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
-        description = _describe(self.path)
+    def __init__(self, path: Path | Location) -> None:
+        self._location = location_of(path)
+        self.path: Any = self._location.path
+        description = _describe(self._location)
         self.name: str = description["name"]
         key = description["key"]
         self.key = None if key is None else np.array(key, np.uint32)
@@ -81,12 +82,15 @@ class Run:
                     if selected is None or any(matches(name, p) for p in selected):
                         part = KeyPart(writer, segment, name)
                         parts.setdefault(name, []).append(part)
+        if self._location.is_remote:
+            segments = (part.segment for found in parts.values() for part in found)
+            self._location.map(Segment.fetch, dict.fromkeys(segments))
         keys = ((name, join_parts(name, found)) for name, found in parts.items())
         return from_keys(keys), known
 
     def summary(self) -> Summary:
         """The attributes that are read from the files, all at the same moment."""
-        return Summary(str(self.path), self.started, self._first_writer)
+        return Summary(self._location, self.started, self._first_writer)
 
     @property
     def status(self) -> Status:
@@ -141,17 +145,27 @@ class Run:
         return [
             process
             for process, directory in self._directories().items()
-            if {number for number, _ in numbered_paths(directory, WRITER)}
-            - {number for number, _ in numbered_paths(directory, FINISHED)}
+            if _is_unfinished(names_in(directory))
         ]
 
-    def _directories(self) -> dict[int, pathlib.Path]:
+    def _directories(self) -> dict[int, Location]:
         """The directories of the processes that have written the run."""
-        return {0: self.path, **parts_of(self.path)}
+        return {0: self._location, **parts_of(self._location)}
 
     def _writers(self) -> Iterator[WrittenSegments]:
-        for process, directory in self._directories().items():
-            yield from _writers_in(directory, process)
+        line = user_line()
+
+        def read(part: tuple[int, Location]) -> list[WrittenSegments]:
+            process, directory = part
+            with warnings_name(line):
+                return list(_writers_in(directory, process))
+
+        parts = self._directories().items()
+        return itertools.chain.from_iterable(self._location.map(read, parts))
+
+
+def _is_unfinished(names: list[str]) -> bool:
+    return bool(dict(numbered(names, WRITER)).keys() - dict(numbered(names, FINISHED)))
 
 
 def selected_names(argnames: str | Iterable[str] | None) -> list[str] | None:
@@ -174,7 +188,7 @@ def warn_of_unmatched(
             )
 
 
-def _writers_in(directory: pathlib.Path, process: int) -> Iterator[WrittenSegments]:
+def _writers_in(directory: Location, process: int) -> Iterator[WrittenSegments]:
     """The writers of one process that are part of the run."""
     try:
         description = read_json(directory / RUN_FILE)
@@ -182,40 +196,41 @@ def _writers_in(directory: pathlib.Path, process: int) -> Iterator[WrittenSegmen
         description = {}
     first = description.get("first_writer", 0)  # those before were replaced
     finished = {
-        number: Finished.read(path)
-        for number, path in numbered_paths(directory, FINISHED)
+        number: Finished.read(directory / name)
+        for number, name in numbered(names_in(directory), FINISHED)
         if number >= first
     }
-    for number, path in numbered_paths(directory, WRITER):
+    # listed later: there is a directory for each list, unless it was lost
+    for number, name in numbered(names_in(directory), WRITER):
         if number >= first:
             written = finished.pop(number, Finished({}))
-            yield WrittenSegments(number, path, written, process)
+            yield WrittenSegments(number, directory / name, written, process)
     for number, written in finished.items():
         loss = written.lost_directory(directory / f"writer-{number:04d}")
         if loss:
             warn_of_loss(loss)
 
 
-def _describe(path: pathlib.Path) -> dict[str, Any]:
+def _describe(path: Location) -> dict[str, Any]:
     """The description of a run, by the first process that has written one."""
     for directory in _possible_directories(path):
         try:
             description = read_json(directory / RUN_FILE)
         except FileNotFoundError:
             continue
-        if not _describes_run(description):
+        if not describes_run(description):
             raise StoreError(f"{directory / RUN_FILE} does not describe a run.")
         return description
     raise StoreError(f"{path} is not a run: it has no {RUN_FILE!r}.")
 
 
-def _possible_directories(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def _possible_directories(path: Location) -> Iterator[Location]:
     yield path
-    if path.is_dir():
+    if path.is_directory():
         yield from parts_of(path).values()
 
 
-def _describes_run(description: dict[str, Any]) -> bool:
+def describes_run(description: dict[str, Any]) -> bool:
     key, started = description.get("key"), description.get("started")
     first = description.get("first_writer", 0)
     return (

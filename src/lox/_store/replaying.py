@@ -11,6 +11,7 @@ from lox._logs.key import Key
 from lox._logs.logdict import from_keys, logdict
 
 from .joining import KeyPart, restore_axes
+from .local_files import LocalLocation
 from .losses import Finished
 from .segments import Segment, WrittenSegments
 
@@ -38,7 +39,7 @@ class Replay:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
-        writer = WrittenSegments(0, directory, Finished({}))
+        writer = WrittenSegments(0, LocalLocation(directory), Finished({}))
         written = [segment for segment in writer.segments if segment.count]
         self._segments = [_Rows(writer, segment) for segment in written]
 
@@ -68,7 +69,7 @@ class _Rows:
         masked = segment.schema.mask is not None
         parts = {name: KeyPart(writer, segment, name) for name in segment.keys}
         self._by_name = {name: part.rows(masked) for name, part in parts.items()}
-        self._numbers = writer.numbers[segment].astype(np.int64)
+        self._numbers = writer.numbers(segment).astype(np.int64)
 
     def between(self, first: int, end: int) -> tuple[int, int]:
         """The rows of the events from number `first` to `end`, which are in order."""

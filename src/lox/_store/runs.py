@@ -1,7 +1,5 @@
 """`lox.runs` and `lox.load`, which need NumPy but not JAX."""
 
-import os
-import pathlib
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -12,16 +10,17 @@ from lox._source import user_line
 
 from .format import RUN_FILE, TEMPORARY, WRITER
 from .keys import key_data, run_name
+from .locations import Location, Path, location_of
 from .processes import is_part
 from .reader import Run
 from .run_set import Runs
-
-Path = str | os.PathLike[str]
 
 
 def runs(path: Path) -> Runs:
     """Lists the runs of a store, oldest first.
 
+    Args:
+        path: the directory of the store, or a URL that `fsspec` opens.
     Returns:
         A sequence of runs, which can be selected, grouped, loaded together and plotted.
 
@@ -35,32 +34,45 @@ def runs(path: Path) -> Runs:
         >>> lox.runs(store)[1].load()
         {'loss': 0.5}
     """
-    store = pathlib.Path(path)
-    if not os.path.isdir(store):
-        raise StoreError(f"there is no store at {store}.")
+    store = location_of(path)
     found = []
-    for directory in store.iterdir():
-        if _is_run(directory) and not directory.name.endswith(TEMPORARY):
-            try:
-                found.append(Run(directory))
-            except StoreError as error:
-                if not _is_run(directory):  # it was removed meanwhile
-                    continue
-                warnings.warn_explicit(
-                    f"a run is left out: {error}", LoxWarning, *user_line()
-                )
+    for run in store.map(_open_run, run_directories(store)):
+        if isinstance(run, Run):
+            found.append(run)
+        elif run is not None:
+            warnings.warn_explicit(
+                f"a run is left out: {run}", LoxWarning, *user_line()
+            )
     return Runs(sorted(found, key=lambda run: (run.started, run.name)))
 
 
-def _is_run(path: pathlib.Path) -> bool:
-    """Whether a directory may contain rows, even if its `run.json` is missing."""
-    if os.path.lexists(path / RUN_FILE):
-        return True
+def run_directories(store: Location) -> list[Location]:
+    """The directories of a store that may be runs."""
+    if not store.is_directory():
+        raise StoreError(f"there is no store at {store}.")
+    names = [name for name in store.names() if not name.endswith(TEMPORARY)]
+    return [store / name for name in names]
+
+
+def _open_run(path: Location) -> Run | StoreError | None:
+    """Opens a run; returns an error if it is damaged, and None if it is not a run."""
+    if not is_run(path):
+        return None
     try:
-        names = os.listdir(path)
-        return any(WRITER.fullmatch(name) or is_part(name) for name in names)
+        return Run(path)
+    except StoreError as error:
+        return error if is_run(path) else None  # it was removed meanwhile
+
+
+def is_run(path: Location) -> bool:
+    """Whether a directory may contain rows, even if its `run.json` is missing."""
+    try:
+        names = path.names()
     except OSError:
         return False
+    return any(
+        name == RUN_FILE or WRITER.fullmatch(name) or is_part(name) for name in names
+    )
 
 
 def load(
@@ -69,23 +81,24 @@ def load(
     """Loads one run as a `lox.logdict` of NumPy arrays.
 
     Args:
-        path: a run, a store with a single run, or a store together with a `key`.
+        path: a run, a store with a single run, or a store together with a `key`; a
+            directory, or a URL that `fsspec` opens.
         argnames: the keys to read, by name or pattern; all by default. Other keys are
             not read from disk.
         key: the key that the run was created with, to select a run of a store.
     """
-    where = pathlib.Path(path)
+    where = location_of(path)
     if key is not None:
         name = run_name(key_data(key))
-        if not _is_run(where / name):
+        if not is_run(where / name):
             raise StoreError(
                 f"the store at {where} has no run with the key {name}. `lox.runs` "
                 "lists its runs."
             )
         return Run(where / name).load(argnames)
-    if _is_run(where):
+    if is_run(where):
         return Run(where).load(argnames)
-    found = runs(where)
+    found = runs(path)
     if len(found) != 1:
         names = ", ".join(run.name for run in found) or "none"
         raise StoreError(

@@ -2,24 +2,25 @@
 
 import functools
 import itertools
-import os
-import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from lox._errors import StoreError
 
+from .copied import Copied
 from .format import (
+    COPIED,
     SEGMENT,
     WRITER,
-    file_size,
     is_empty,
     npy_header,
     read_json,
     read_places,
 )
+from .locations import Location
 from .losses import Finished, PlacedRecords, lost_files, lost_records, warn_of_loss
 from .schema import KeySchema, Schema
 
@@ -35,15 +36,30 @@ _MIN_SPARSE_BYTES, _SPARSE_RATIO = 2**28, 100
 class Segment:
     """The records of one schema that a writer has written so far.
 
+    Args:
+        path: the JSON file of the segment.
+        finished: the number of records, if its writer has finished; else 0.
+        limit: the number of records that are part of the run; in a copy, files may
+            already have more.
+
     Attributes:
+        number: the number of the segment.
+        path: the JSON file of the segment.
+        records_path: the file of the records.
+        places_path: the file of their places.
+        has_records_file: whether the file of the records has its header.
         schema: the schema of the records.
         count: the number of records.
     """
 
-    def __init__(self, path: pathlib.Path, finished: int) -> None:
-        self._path = path
-        self._file = path.with_suffix(".npy")
+    def __init__(self, path: Location, finished: int, limit: int | None = None) -> None:
+        self.number = int(path.name.partition(".")[0])
+        self.path = path
+        self.records_path = path.with_suffix(".npy")
         self.places_path = path.with_suffix(".places")
+        self._finished = finished
+        self._limit = limit
+        self._records: Any = None
         try:
             content = read_json(path)
         except FileNotFoundError:
@@ -56,16 +72,37 @@ class Segment:
             raise StoreError(f"{path} does not describe records: {reason}.") from None
         self._header = npy_header(self._dtype, 0)
         placed = PlacedRecords.read(self.places_path)
-        count, closed = self._count_records()
-        self.count = count or 0
+        count, self._closed = self._count_records()
+        self.has_records_file = count is not None
+        self.count = self._limited(count or 0)
         names = [key.name for key in self.schema.keys]
-        known = max(closed, finished)
-        loss = lost_records(self._file, count, placed, known, names)
+        known = max(self._closed, finished, limit or 0)
+        loss = lost_records(self.records_path, count, placed, known, names)
         if loss:
             warn_of_loss(loss)
 
     def __str__(self) -> str:
-        return str(self._path)
+        return str(self.path)
+
+    def _limited(self, count: int) -> int:
+        return count if self._limit is None else min(count, self._limit)
+
+    @property
+    def closed(self) -> int:
+        """The number of records if the file was closed with them; else 0.
+
+        A writer that has finished closes its files soon after.
+        """
+        return self.count if self.count in (self._closed, self._finished) else 0
+
+    @property
+    def header(self) -> bytes:
+        """The header of a file of the first `count` records."""
+        return npy_header(self._dtype, self.closed)
+
+    @property
+    def record_size(self) -> int:
+        return self._dtype.itemsize
 
     @functools.cached_property
     def keys(self) -> dict[str, tuple[KeySchema, int]]:
@@ -83,32 +120,46 @@ class Segment:
         The first is None if there is no file, the second 0 if it was not closed.
         """
         try:
-            file_size(self._file)  # raises if it is not a regular file
-            with open(self._file, "rb") as file:
-                header = file.read(len(self._header))
-                # after the header: the file may be growing, and be closed meanwhile
-                size = os.fstat(file.fileno()).st_size
+            # the header first: the file may be growing, and be closed meanwhile
+            header, size = self.records_path.read_and_size(len(self._header))
         except FileNotFoundError:
             return None, 0
         except OSError as error:
-            raise StoreError(f"{self._file} cannot be read: {error}.") from error
+            raise self._cannot_read(error) from error
         if len(header) < len(self._header):
             return None, 0
         count = max(size - len(self._header), 0) // self._dtype.itemsize
         if count and not same_header(header, self._header):
             raise StoreError(
-                f"{self._file} is damaged: its header does not match its schema."
+                f"{self.records_path} is damaged: its header does not match its schema."
             )
         return count, _length_in(header)
 
+    def _cannot_read(self, error: Exception) -> StoreError:
+        return StoreError(f"{self.records_path} cannot be read: {error}.")
+
+    def fetch(self) -> None:
+        """Fetches the records of a remote segment, once for all columns.
+
+        Segments can be fetched in parallel.
+        """
+        if self._records is None:
+            self._records = self._read_records()
+
+    def _read_records(self) -> Any:
+        try:
+            return self.records_path.records(self._dtype, len(self._header), self.count)
+        except StoreError:
+            raise
+        except (OSError, OverflowError, ValueError) as error:
+            raise self._cannot_read(error) from error
+
     def column(self, index: int) -> Any:
         """One column of all records; a memory map if it is large."""
-        start, shape = len(self._header), (self.count,)
-        try:
-            records = np.memmap(self._file, self._dtype, "r", start, shape)
-            rows = records[f"c{index}"].view(np.ndarray)
-        except (OSError, OverflowError, ValueError) as error:
-            raise StoreError(f"{self._file} cannot be read: {error}.") from error
+        records = self._records
+        if records is None:  # not kept: a memory map is an open file
+            records = self._read_records()
+        rows = records[f"c{index}"].view(np.ndarray)
         pages = min(self.count, self.count * self._dtype.itemsize // _PAGE_SIZE)
         if rows.nbytes <= _MAX_COPIED_BYTES and pages <= _MAX_PAGES:
             return rows.copy()
@@ -120,25 +171,23 @@ class Segment:
         lox itself writes no holes.
         """
         try:
-            status = self._file.lstat()
+            on_disk = self.records_path.bytes_on_disk()
+            size = 0 if on_disk is None else self.records_path.size()
         except OSError as error:
-            raise StoreError(f"{self._file} cannot be read: {error}.") from error
-        if not hasattr(status, "st_blocks"):  # on Windows
-            return
-        on_disk = status.st_blocks * 512
-        if status.st_size > max(_MIN_SPARSE_BYTES, _SPARSE_RATIO * on_disk):
+            raise self._cannot_read(error) from error
+        if size > max(_MIN_SPARSE_BYTES, _SPARSE_RATIO * (on_disk or 0)):
             raise StoreError(
-                f"{self._file} is damaged: its size is {status.st_size} bytes, of "
-                f"which only {on_disk} are on disk. Its keys cannot be read into "
-                "memory. Load the other keys by their names."
+                f"{self.records_path} is damaged: its size is {size} bytes, of which "
+                f"only {on_disk} are on disk. Its keys cannot be read into memory. "
+                "Load the other keys by their names."
             )
 
     def next_number(self) -> int | None:
         """The number of the event of the first record written after `count`, if any."""
         count, (new_count, _) = self.count, self._count_records()
-        if new_count is None or new_count <= count:
+        if new_count is None or self._limited(new_count) <= count:
             return None
-        self.count = new_count
+        self.count = self._limited(new_count)
         rows, numbers, _ = self.places()
         self.count = count
         last = int(np.searchsorted(rows, count, side="right")) - 1
@@ -188,19 +237,31 @@ class WrittenSegments:
     Attributes:
         number: the number of the writer.
         process: the index of its process.
+        is_partial: whether it is a copy that is not complete.
     """
 
     def __init__(
-        self, number: int, path: pathlib.Path, finished: Finished, process: int = 0
+        self, number: int, path: Location, finished: Finished, process: int = 0
     ) -> None:
         self.number = number
         self.process = process
-        listed = numbered_paths(path, SEGMENT)
+        names = names_in(path)
+        # before the files, which may grow beyond it
+        copied = Copied.read(path) if COPIED in names else None
+        self.is_partial = copied is not None
+        listed = [(n, path / name) for n, name in numbered(names, SEGMENT)]
+        if copied is not None:
+            listed = [(n, segment) for n, segment in listed if n in copied.segments]
         found = [(n, segment) for n, segment in listed if not is_empty(segment)]
-        for loss in lost_files(path, {n for n, _ in found}, finished):
+        for loss in lost_files(path, names, {n for n, _ in found}, finished, copied):
             warn_of_loss(loss)
         self.segments = [
-            Segment(segment, finished.count(number)) for number, segment in found
+            Segment(
+                segment,
+                finished.count(number),
+                None if copied is None else copied.segments[number].records,
+            )
+            for number, segment in found
         ]
         if len(self.segments) > 1:
             self._cut_to_prefix()
@@ -221,8 +282,8 @@ class WrittenSegments:
                 segment.count = int(before.sum())
 
     @functools.cached_property
-    def numbers(self) -> dict[Segment, Any]:
-        """The number of the event of each record."""
+    def _places(self) -> dict[Segment, Any]:
+        """The places of each segment, which are checked against each other."""
         segments = [segment for segment in self.segments if segment.count]
         places = [segment.places() for segment in segments]
         # if a `.places` file was truncated, its last series appears too long
@@ -239,23 +300,27 @@ class WrittenSegments:
                 "versions of lox allowed. Load the keys that are in one segment by "
                 "their names."
             )
-        return {
-            segment: np.repeat(numbers - rows, length.astype(np.int64))
-            + np.arange(segment.count, dtype=np.uint64)
-            for segment, (rows, numbers, length) in zip(segments, places, strict=True)
-        }
+        return dict(zip(segments, places, strict=True))
+
+    def numbers(self, segment: Segment) -> Any:
+        """The number of the event of each record of a segment."""
+        rows, numbers, lengths = self._places[segment]
+        starts = np.repeat(numbers - rows, lengths.astype(np.int64))
+        return starts + np.arange(segment.count, dtype=np.uint64)
 
 
-def numbered_paths(
-    directory: pathlib.Path, pattern: re.Pattern[str]
-) -> list[tuple[int, pathlib.Path]]:
-    """The paths in a directory that match a pattern, in the order of their numbers."""
+def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    """The names that match a pattern, in the order of their numbers."""
+    matches = (pattern.fullmatch(name) for name in names)
+    return sorted((int(match[1]), match[0]) for match in matches if match)
+
+
+def names_in(directory: Location) -> list[str]:
+    """The names in a directory of a run."""
     # a link could lead anywhere
-    if directory.is_symlink() and WRITER.fullmatch(directory.name):
+    if WRITER.fullmatch(directory.name) and directory.is_link():
         raise StoreError(f"{directory} is a symbolic link, and is not read.")
     try:
-        paths = list(directory.iterdir())
+        return directory.names()
     except OSError as error:
         raise StoreError(f"{directory} cannot be read: {error}.") from error
-    found = [(pattern.fullmatch(path.name), path) for path in paths]
-    return sorted((int(match[1]), path) for match, path in found if match)

@@ -4,9 +4,7 @@ Files are read on demand. The status of a run that has ended is in one small fil
 last rows are at the ends of the files of records.
 """
 
-import contextlib
 import functools
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -16,9 +14,11 @@ from lox._logs.key import Key
 from lox._logs.logdict import from_keys, logdict
 
 from .format import RUN_FILE, read_json
+from .locations import Location
 from .losses import Finished, warn_of_loss
 from .owners import is_running
 from .processes import is_part
+from .segments import names_in
 from .statuses import Status
 from .tails import Tail, tails_of
 
@@ -32,7 +32,7 @@ class Summary:
         first_writer: the first writer of the run's own directory that is part of it.
     """
 
-    def __init__(self, path: str, started: float, first_writer: int = 0) -> None:
+    def __init__(self, path: Location, started: float, first_writer: int = 0) -> None:
         self._started = started
         self._writers = _writers_of(path, first_writer)
         # the last writer of each process says how its part of the run has ended
@@ -99,12 +99,12 @@ class _Writer:
         is_open: whether it says that it is open; its process may have been killed.
     """
 
-    def __init__(self, path: str, process: int, files: set[str]) -> None:
+    def __init__(self, path: Location, process: int, files: set[str]) -> None:
         self._path = path
         self.process = process
         self._finished: Finished | None = None
         if _FINISHED in files:
-            self._finished = Finished.read(f"{path}{_FINISHED}")
+            self._finished = Finished.read(path.with_suffix(_FINISHED))
         self.is_open = _OPEN in files and self._finished is None
 
     @functools.cached_property
@@ -113,18 +113,20 @@ class _Writer:
             return self._finished.ending.status
         if not self.is_open:  # `lox.save` does not say that it has ended
             return "finished"
-        path = f"{self._path}{_OPEN}"
+        path = self._path.with_suffix(_OPEN)
         try:
             running = is_running(path, lambda: self.ended)
             if running is None:
                 return "stale"
             if running:
                 return "running"
-            os.lstat(path)  # it may have finished, and then ended, since it was listed
-            return "killed"
+            if path.exists():
+                return "killed"
         except FileNotFoundError:
-            self._finished = Finished.read(f"{self._path}{_FINISHED}")
-            return self._finished.ending.status
+            pass
+        # it has finished, and then ended, since it was listed
+        self._finished = Finished.read(self._path.with_suffix(_FINISHED))
+        return self._finished.ending.status
 
     @property
     def error(self) -> str | None:
@@ -135,10 +137,8 @@ class _Writer:
         """When it has ended, or written the last row."""
         if self._finished is not None and self._finished.ending.time is not None:
             return self._finished.ending.time
-        written = [tail.written for tail in self._tails]
-        with contextlib.suppress(OSError):
-            written.append(os.lstat(self._path).st_mtime)
-        return max(written, default=0.0)
+        written = (tail.written for tail in self._tails)
+        return max(written, default=0.0) or self._path.modified()
 
     @functools.cached_property
     def segments(self) -> list[tuple[int, Sequence[str]]]:
@@ -167,37 +167,30 @@ _FILE = re.compile(r"writer-(\d{4,})(|\.json|\.open\.json)")
 _FINISHED, _OPEN = ".json", ".open.json"
 
 
-def _writers_of(run: str, first: int) -> list[_Writer]:
+def _writers_of(run: Location, first: int) -> list[_Writer]:
     """The writers of a run, in order, by process and number."""
-    names = _listed(run)
+    names = names_in(run)
     writers = list(_writers_in(run, 0, first, names))
     parts = sorted((int(x[1]), x[0]) for name in names if (x := is_part(name)))
     for process, name in parts:
-        part = f"{run}/{name}"
-        if os.path.islink(part):  # a link could lead anywhere
+        part = run / name
+        if part.is_link():  # a link could lead anywhere
             warn_of_loss(f"{part} is a symbolic link, and is not read.")
             continue
         try:
-            first = read_json(f"{part}/{RUN_FILE}").get("first_writer", 0)
+            first = read_json(part / RUN_FILE).get("first_writer", 0)
             first = first if type(first) is int else 0
         except FileNotFoundError:  # a killed process may have left it without rows
             first = 0
         except StoreError as error:
             warn_of_loss(f"a process is left out: {error}")
             continue
-        writers += _writers_in(part, process, first, _listed(part))
+        writers += _writers_in(part, process, first, names_in(part))
     return writers
 
 
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be read: {error}.") from error
-
-
 def _writers_in(
-    directory: str, process: int, first: int, names: list[str]
+    directory: Location, process: int, first: int, names: list[str]
 ) -> Iterator[_Writer]:
     files: dict[int, set[str]] = {}
     for name in names:
@@ -205,4 +198,4 @@ def _writers_in(
         if match and int(match[1]) >= first:
             files.setdefault(int(match[1]), set()).add(match[2])
     for number, kinds in sorted(files.items()):
-        yield _Writer(f"{directory}/writer-{number:04d}", process, kinds)
+        yield _Writer(directory / f"writer-{number:04d}", process, kinds)

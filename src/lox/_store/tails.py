@@ -4,7 +4,6 @@ A store may have thousands of runs, most of them with the same schema, so a sche
 was read before is not parsed again, and only a few system calls are made per segment.
 """
 
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,18 +12,20 @@ import numpy as np
 from lox._errors import StoreError
 from lox._logs.key import Key, KeyInfo
 
+from .copied import Copied, CopiedSegment
 from .format import (
+    COPIED,
     SEGMENT,
     build_tree,
-    file_size,
     npy_header,
     parse_json,
     read_json_bytes,
     read_places,
 )
+from .locations import Location
 from .losses import warn_of_loss
 from .schema import Column, KeySchema, Schema
-from .segments import same_header
+from .segments import names_in, numbered, same_header
 
 _MAX_LAYOUTS = 256
 _MAX_COPIED_BYTES = 2**16  # of a record; of larger ones, only the scalars are read
@@ -42,7 +43,7 @@ class _Layout:
         steps: the steps of these keys, with their fields.
     """
 
-    def __init__(self, path: str, raw: bytes) -> None:
+    def __init__(self, path: Location, raw: bytes) -> None:
         content = parse_json(raw, path)
         try:
             schema = Schema.from_json(content["schema"])
@@ -70,7 +71,7 @@ class _Layout:
 _layouts: dict[bytes, _Layout] = {}
 
 
-def _layout_of(path: str) -> _Layout:
+def _layout_of(path: Location) -> _Layout:
     raw = read_json_bytes(path)
     found = _layouts.get(raw)
     if found is None:
@@ -84,7 +85,7 @@ class Tail(NamedTuple):
     """The end of a segment.
 
     Attributes:
-        path: the path of its files, without their suffixes.
+        path: its `.json` file.
         layout: what its JSON file says.
         rows: the number of its records.
         record: the last record, as an array of length 1; None if there is none, or it
@@ -92,7 +93,7 @@ class Tail(NamedTuple):
         written: the time of the last write.
     """
 
-    path: str
+    path: Location
     layout: _Layout
     rows: int
     record: Any
@@ -116,7 +117,7 @@ class Tail(NamedTuple):
 
     def last_number(self) -> int:
         """The number of the event of the last record, in the writer's order."""
-        path = f"{self.path}.places"
+        path = self.path.with_suffix(".places")
         places = read_places(path, last=True)
         if not len(places) or places["row"][-1] >= self.rows:  # of a later record
             places = read_places(path, limit=self.rows)
@@ -138,7 +139,7 @@ def _scalar(column: Column, field: Any) -> Any:
     return column.decode(field)[0]
 
 
-def tails_of(writer: str, numbers: Iterable[int] | None = None) -> list[Tail]:
+def tails_of(writer: Location, numbers: Iterable[int] | None = None) -> list[Tail]:
     """The ends of the segments of a writer, which may be writing.
 
     Warns of segments that cannot be read.
@@ -147,14 +148,20 @@ def tails_of(writer: str, numbers: Iterable[int] | None = None) -> list[Tail]:
         writer: the directory of the writer.
         numbers: the segments that it has, if they are known.
     """
-    if os.path.islink(writer):  # a link could lead anywhere
+    if writer.is_link():  # a link could lead anywhere
         raise StoreError(f"{writer} is a symbolic link, and is not read.")
+    copied = None
     if numbers is None:
-        numbers = _numbers_in(writer)
+        names = _names(writer)
+        numbers = [number for number, _ in numbered(names, SEGMENT)]
+        if COPIED in names:
+            copied = Copied.read(writer)
     tails = []
     for number in numbers:
+        limit = None if copied is None else copied.segments.get(number, _NOTHING)
         try:
-            tails.append(_tail_of(f"{writer}/{number:04d}"))
+            path = writer / f"{number:04d}.json"
+            tails.append(_tail_of(path, None if limit is None else limit.records))
         except FileNotFoundError:
             continue
         except StoreError as error:
@@ -162,40 +169,42 @@ def tails_of(writer: str, numbers: Iterable[int] | None = None) -> list[Tail]:
     return tails
 
 
-def _numbers_in(writer: str) -> list[int]:
+_NOTHING = CopiedSegment(0, 0, 0)
+
+
+def _names(writer: Location) -> list[str]:
     try:
-        names = os.listdir(writer)
-    except FileNotFoundError:  # it was removed meanwhile
-        return []
-    except OSError as error:
-        raise StoreError(f"{writer} cannot be read: {error}.") from error
-    return sorted(int(match[1]) for name in names if (match := SEGMENT.fullmatch(name)))
+        return names_in(writer)
+    except StoreError:
+        if not writer.exists():  # it was removed meanwhile
+            return []
+        raise
 
 
-def _tail_of(path: str) -> Tail:
-    layout = _layout_of(f"{path}.json")
-    name = f"{path}.npy"
+def _tail_of(path: Location, limit: int | None = None) -> Tail:
+    """The end of a segment, of which only the first `limit` records count, if given."""
+    layout = _layout_of(path)
+    name = path.with_suffix(".npy")
     size, start = layout.dtype.itemsize, len(layout.header)
+    in_memory = bool(layout.scalars) and size <= _MAX_COPIED_BYTES
     try:
-        file_size(name)  # raises if it is not a regular file
-        with open(name, "rb", buffering=0) as file:
-            header = file.read(start)
-            status = os.fstat(file.fileno())
-            rows = max(status.st_size - start, 0) // size
-            last = start + (rows - 1) * size
-            record: Any = None
-            if rows and layout.scalars and size <= _MAX_COPIED_BYTES:
-                file.seek(last)
-                record = _record(file.read(size), layout.dtype)
-            elif rows and layout.scalars:  # only the scalars are read
-                record = np.memmap(file, layout.dtype, "r", last, (1,))
+        ends = name.ends(start, size if in_memory and limit is None else 0)
+        rows = max(ends.size - start, 0) // size
+        rows = rows if limit is None else min(rows, limit)
+        record: Any = None
+        if ends.last:
+            record = _record(ends.last, layout.dtype)
+        elif rows and layout.scalars:
+            record = name.records(layout.dtype, start + (rows - 1) * size, 1)
     except FileNotFoundError:
         return Tail(path, layout, 0, None, 0.0)
     except (OSError, ValueError) as error:
+        if isinstance(error, StoreError):
+            raise
         raise StoreError(f"{name} cannot be read: {error}.") from error
-    if rows and not same_header(header, layout.header):
+    if rows and not same_header(ends.head, layout.header):
         raise StoreError(f"{name} is damaged: its header does not match its schema.")
-    return Tail(path, layout, rows, record, status.st_mtime)
+    return Tail(path, layout, rows, record, ends.modified)
 
 
 def _record(raw: bytes, dtype: np.dtype[Any]) -> Any:

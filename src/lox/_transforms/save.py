@@ -14,8 +14,8 @@ from lox._host.callbacks import Consume, HostSink
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._store.keys import key_data, run_name
+from lox._store.locations import Path, local_path
 from lox._store.open_writers import open_writers
-from lox._store.runs import Path
 
 from .compiled import is_outermost
 from .run_lanes import logs_consumer
@@ -56,12 +56,13 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         raise LoxValueError(
             f"`mode` of `lox.save` is {mode!r}; it must be one of {known}."
         )
+    directory = local_path(path, "lox.save")
     logs = logs if isinstance(logs, logdict) else logdict(logs)
     words = None if key is None else key_data(key)
     if is_outermost():
-        _save(pathlib.Path(path), mode, words, logs)
+        _save(directory, mode, words, logs)
         return
-    sink = _SaveSink(pathlib.Path(path), mode)
+    sink = _SaveSink(directory, mode)
     send_payload((words, with_key_data(logs)), sink, "`lox.save`")
 
 

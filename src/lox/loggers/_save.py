@@ -10,6 +10,7 @@ from lox._jax import host
 from lox._logs.logdict import logdict
 from lox._store.creating import check_run, create_run, open_run, remove_parts
 from lox._store.format import RUN_FILE, read_json, write_json
+from lox._store.locations import local_path
 from lox._store.processes import part_path
 from lox._store.syncing import flush_to_disk
 from lox._store.writer import Writer
@@ -80,7 +81,7 @@ class SaveLogger(Logger):
     ) -> None:
         super().__init__(config, processes)
         # absolute, since the process may change its working directory
-        self._path = pathlib.Path(path).absolute()
+        self._path = local_path(path, "SaveLogger").absolute()
         self._mode = mode_of(exists, "SaveLogger")
         # the closed runs that may not be on the disk yet
         self._closed: list[Writer] = []

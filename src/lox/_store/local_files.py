@@ -1,0 +1,187 @@
+"""Files of stores on this machine."""
+
+import contextlib
+import os
+import pathlib
+import stat
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lox._errors import StoreError
+
+from .locations import Ends, Entry
+
+TEMPORARY = "~"  # the suffix of files that are not complete yet
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class LocalLocation:
+    """A local file or directory; see `Location`."""
+
+    is_remote = False
+    can_patch = True
+    __slots__ = ("_name",)
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._name = str(pathlib.Path(path))
+
+    @property
+    def path(self) -> pathlib.Path:
+        return pathlib.Path(self._name)
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self._name)
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __truediv__(self, name: str) -> "LocalLocation":
+        # by strings, as there are many: `pathlib` takes ten times as long
+        return _location(
+            name if self._name == os.curdir else os.path.join(self._name, name)
+        )
+
+    def with_suffix(self, suffix: str) -> "LocalLocation":
+        return _location(os.path.splitext(self._name)[0] + suffix)
+
+    def map(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+        return [function(item) for item in items]
+
+    # --- reading
+
+    def names(self) -> list[str]:
+        return os.listdir(self._name)
+
+    def entries(self) -> dict[str, Entry]:
+        found = {}
+        with os.scandir(self._name) as listed:
+            for entry in listed:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                    found[entry.name] = Entry(_kind(status.st_mode), status.st_size)
+        return found
+
+    def exists(self) -> bool:
+        return os.path.lexists(self._name)
+
+    def is_directory(self) -> bool:
+        return os.path.isdir(self._name)
+
+    def is_link(self) -> bool:
+        return os.path.islink(self._name)
+
+    def size(self) -> int:
+        """The size of a regular file: a link could lead anywhere, a pipe never ends."""
+        status = os.lstat(self._name)
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(f"{self} is not a regular file, and is not read.")
+        return status.st_size
+
+    def read(self, start: int, count: int) -> bytes:
+        count = min(count, self.size() - start)
+        if count <= 0:
+            return b""
+        with open(self._name, "rb") as file:
+            file.seek(start)
+            return file.read(count)
+
+    def read_and_size(self, count: int) -> tuple[bytes, int]:
+        self.size()  # raises if it is not a regular file
+        with open(self._name, "rb") as file:
+            first = file.read(count)
+            return first, os.fstat(file.fileno()).st_size
+
+    def ends(self, start: int, record: int) -> Ends:
+        self.size()  # raises if it is not a regular file
+        with open(self._name, "rb", buffering=0) as file:
+            head = file.read(start)
+            status = os.fstat(file.fileno())
+            last = b""
+            count = (status.st_size - start) // record if record else 0
+            if count > 0:
+                file.seek(start + (count - 1) * record)
+                last = file.read(record)
+        return Ends(head, status.st_size, last, status.st_mtime)
+
+    def modified(self) -> float:
+        try:
+            return os.lstat(self._name).st_mtime
+        except OSError:
+            return 0.0
+
+    def records(self, dtype: np.dtype[Any], start: int, count: int) -> Any:
+        return np.memmap(self._name, dtype, "r", start, (count,))
+
+    def bytes_on_disk(self) -> int | None:
+        status = os.lstat(self._name)
+        if not hasattr(status, "st_blocks"):  # on Windows
+            return None
+        return status.st_blocks * 512
+
+    # --- writing
+
+    def make_directory(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def replace(self, data: bytes) -> None:
+        temporary = temporary_name(self._name)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, self._name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def write(self, chunks: Iterable[bytes], start: int) -> None:
+        with self._opened(os.O_CREAT) as file:
+            file.seek(start)
+            for chunk in chunks:
+                file.write(chunk)
+
+    def truncate(self, size: int) -> None:
+        with self._opened() as file:
+            file.truncate(size)
+
+    def _opened(self, flags: int = 0) -> Any:
+        """Opens a file for writing, but not the target of a link, or a pipe."""
+        safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        binary = getattr(os, "O_BINARY", 0)
+        descriptor = os.open(self._name, os.O_RDWR | flags | safe | binary, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise StoreError(f"{self} is not a regular file, and is not written.")
+        return os.fdopen(descriptor, "r+b")
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name)
+
+    def remove_directory(self) -> None:
+        with contextlib.suppress(OSError):
+            os.rmdir(self._name)
+
+
+def _location(name: str) -> LocalLocation:
+    location = LocalLocation.__new__(LocalLocation)
+    location._name = name
+    return location
+
+
+def temporary_name(name: str) -> str:
+    """A name for a file that is not complete yet, which no other thread uses."""
+    return f"{name}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}"
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "link" if stat.S_ISLNK(mode) else "other"

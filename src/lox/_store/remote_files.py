@@ -1,0 +1,289 @@
+"""Files of stores elsewhere, such as in a bucket, by `fsspec`.
+
+The bytes that a server sends are as untrusted as those of a local file, and so are the
+names and sizes that it claims: a name is used only if it is a plain one, and memory is
+allocated only for bytes that have arrived.
+"""
+
+import contextlib
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lox._errors import StoreError
+
+from .local_files import temporary_name
+from .locations import Ends, Entry
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+# More is copied to a temporary file instead of memory.
+_MAX_IN_MEMORY = 2**24
+# Requests wait for the server most of the time.
+_MAX_THREADS = 16
+# File systems in which a part of a file can be replaced; object stores cannot do so.
+_PATCHABLE = {"file", "local", "memory"}
+
+
+def open_url(url: str) -> "RemoteLocation":
+    """The location that a URL names."""
+    try:
+        import fsspec
+    except ImportError as error:
+        raise StoreError(
+            f"{url} is a URL, and opening it needs fsspec: run "
+            "`pip install 'jax-lox[fsspec]'`."
+        ) from error
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    # an unknown protocol, a missing package, invalid options: the message says which
+    except Exception as error:
+        raise StoreError(f"{url} cannot be opened: {error}.") from error
+    return RemoteLocation(files, path.rstrip("/"), url)
+
+
+class RemoteLocation:
+    """A file or directory in a file system of `fsspec`; see `Location`."""
+
+    is_remote = True
+
+    def __init__(self, files: Any, path: str, url: str) -> None:
+        self._files = files
+        self._path = path
+        self.path = url
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self._path)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __truediv__(self, name: str) -> "RemoteLocation":
+        return RemoteLocation(
+            self._files, f"{self._path}/{name}", _with_name(self.path, name)
+        )
+
+    def with_suffix(self, suffix: str) -> "RemoteLocation":
+        path, url = (posixpath.splitext(x)[0] for x in (self._path, self.path))
+        return RemoteLocation(self._files, path + suffix, url + suffix)
+
+    def map(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+        with ThreadPoolExecutor(_MAX_THREADS, "lox-read") as threads:
+            return list(threads.map(function, items))
+
+    # --- reading
+
+    def names(self) -> list[str]:
+        return list(self.entries())
+
+    def entries(self) -> dict[str, Entry]:
+        with self._errors_named():
+            self._files.invalidate_cache(self._path)
+            listed = self._files.ls(self._path, detail=True)
+        found = {}
+        for info in listed:
+            path = info["name"].rstrip("/")
+            if path.strip("/") == self._path.strip("/"):
+                if info["type"] != "directory":
+                    raise NotADirectoryError(f"{self} is not a directory")
+                continue  # the marker of an empty directory
+            name = posixpath.basename(path)
+            if name not in ("", ".", "..") and "\\" not in name and "\0" not in name:
+                found[name] = Entry(_kind(info), info.get("size") or 0)
+        return found
+
+    def _info(self) -> Any:
+        with self._errors_named():
+            # the size may have changed since it was listed
+            self._files.invalidate_cache(posixpath.dirname(self._path))
+            return self._files.info(self._path)
+
+    def exists(self) -> bool:
+        try:
+            self._info()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_directory(self) -> bool:
+        try:
+            return self._info()["type"] == "directory"
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def is_link(self) -> bool:
+        try:
+            return _kind(self._info()) == "link"
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def size(self) -> int:
+        info = self._info()
+        if _kind(info) != "file":
+            raise StoreError(f"{self} is not a regular file, and is not read.")
+        size = info.get("size")
+        if type(size) is not int:  # some web servers do not say
+            raise StoreError(f"{self} cannot be read: its size is unknown.")
+        return size
+
+    def read(self, start: int, count: int) -> bytes:
+        # a range beyond the end is an error on some servers
+        return self._range(start, min(count, self.size() - start))
+
+    def read_and_size(self, count: int) -> tuple[bytes, int]:
+        return self.read(0, count), self.size()
+
+    def ends(self, start: int, record: int) -> Ends:
+        head, size = self.read_and_size(start)
+        count = (size - start) // record if record else 0
+        last = self._range(start + (count - 1) * record, record) if count > 0 else b""
+        return Ends(head, size, last, self.modified())
+
+    def modified(self) -> float:
+        try:
+            return float(self._files.modified(self._path).timestamp())
+        except Exception:  # not all file systems know it
+            return 0.0
+
+    def records(self, dtype: np.dtype[Any], start: int, count: int) -> Any:
+        size = count * dtype.itemsize
+        if size <= _MAX_IN_MEMORY:
+            return np.frombuffer(self._range(start, size), dtype, count)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if size > free:
+            raise StoreError(
+                f"{self} cannot be read: it has {size} bytes, and only {free} are free "
+                f"in {tempfile.gettempdir()}. Set the environment variable `TMPDIR` to "
+                "another directory, or load the other keys by their names."
+            )
+        with tempfile.TemporaryFile(prefix="lox-") as file:
+            for position in range(0, size, _MAX_IN_MEMORY):
+                length = min(_MAX_IN_MEMORY, size - position)
+                file.write(self._range(start + position, length))
+            file.flush()
+            return np.memmap(file, dtype, "r", 0, (count,))
+
+    def _range(self, start: int, count: int) -> bytes:
+        """Exactly so many bytes."""
+        if count <= 0:
+            return b""
+        with self._errors_named():
+            # by name: the position of these parameters differs between file systems
+            data: bytes = self._files.cat_file(
+                self._path, start=start, end=start + count
+            )
+        if len(data) > count and start == 0:  # a web server that ignores the range
+            data = data[:count]
+        if len(data) != count:
+            raise StoreError(
+                f"{self} cannot be read: the server has sent {len(data)} bytes instead "
+                f"of {count} from position {start}."
+            )
+        return data
+
+    def bytes_on_disk(self) -> int | None:
+        return None
+
+    # --- writing
+
+    @property
+    def can_patch(self) -> bool:
+        protocols = self._files.protocol
+        names = {protocols} if isinstance(protocols, str) else {*protocols}
+        return bool(names & _PATCHABLE)
+
+    def make_directory(self) -> None:
+        with self._errors_named("created"):
+            self._files.makedirs(self._path, exist_ok=True)
+
+    def replace(self, data: bytes) -> None:
+        with self._errors_named("written"):
+            if not self._renames:
+                self._files.pipe_file(self._path, data)
+                return
+            temporary = temporary_name(self._path)
+            self._files.pipe_file(temporary, data)
+            self._files.mv(temporary, self._path)
+
+    @property
+    def _renames(self) -> bool:
+        """Whether files are renamed by one operation; object stores write at once."""
+        import fsspec
+
+        return type(self._files).mv is not fsspec.AbstractFileSystem.mv
+
+    def write(self, chunks: Iterable[bytes], start: int) -> None:
+        if not self.can_patch:
+            self._put(chunks)
+            return
+        is_new = not self.exists()
+        if not is_new:
+            self.size()  # raises if it is a link, or not a file
+        with self._errors_named("written"):
+            mode = "wb" if is_new else "r+b"
+            with self._files.open(self._path, mode) as file:
+                file.seek(start)
+                for chunk in chunks:
+                    file.write(chunk)
+
+    def _put(self, chunks: Iterable[bytes]) -> None:
+        # Collected first: an upload that is interrupted by an error of the source would
+        # replace the file by a shorter one.
+        descriptor, name = tempfile.mkstemp(prefix="lox-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            with self._errors_named("written"):
+                self._files.put_file(name, self._path)
+        finally:
+            os.unlink(name)
+
+    def truncate(self, size: int) -> None:
+        with (
+            self._errors_named("written"),
+            self._files.open(self._path, "r+b") as file,
+        ):
+            file.truncate(size)
+
+    def remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._errors_named("removed"):
+            self._files.rm_file(self._path)
+
+    def remove_directory(self) -> None:
+        with contextlib.suppress(Exception):  # object stores have no directories
+            self._files.rmdir(self._path)
+
+    @contextlib.contextmanager
+    def _errors_named(self, what: str = "read") -> Iterator[None]:
+        """Raises errors that name the URL: those of servers are of any type."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, StoreError):
+            raise
+        except Exception as error:
+            message = str(error) or type(error).__name__
+            raise StoreError(f"{self} cannot be {what}: {message}.") from error
+
+
+def _kind(info: Any) -> str:
+    if info.get("islink"):
+        return "link"
+    kind = info["type"]
+    return kind if kind in ("file", "directory", "link") else "other"
+
+
+def _with_name(url: str, name: str) -> str:
+    """The URL of a file in a directory; in a chain of URLs, the first has the path."""
+    parts = url.split("::")
+    first = next((i for i, part in enumerate(parts) if "://" in part), 0)
+    parts[first] = f"{parts[first].rstrip('/')}/{name}"
+    return "::".join(parts)

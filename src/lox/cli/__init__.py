@@ -1,0 +1,95 @@
+"""The `lox` command. Each sub-command is a module of this package.
+
+Such a module defines `HELP`, a line of text, `add_arguments(parser)`, and
+`run(arguments)`, which returns the exit code. Its docstring is the description in
+`lox COMMAND --help`. Modules whose names start with an underscore are not commands.
+
+Exit codes: 0 if all went well, 1 after an error, 2 if the command line is not valid,
+and 130 if the user has interrupted the command.
+"""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from lox._errors import LoxError, LoxWarning
+from lox._version import __version__
+
+from ._output import say
+
+# if set, errors have tracebacks
+_TRACEBACK = "LOX_TRACEBACK"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the `lox` command; returns its exit code.
+
+    Args:
+        arguments: the arguments of the command line; by default those of this process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(given)
+    try:
+        parsed = parser.parse_args(given)
+    except SystemExit as stop:  # `argparse` has printed help, or an error
+        return stop.code if isinstance(stop.code, int) else 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LoxWarning)
+        warnings.showwarning = _show_warning
+        return _run(parsed)
+
+
+def _run(parsed: Any) -> int:
+    try:
+        code: int = parsed.command.run(parsed)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except BrokenPipeError:  # as of `lox ... | head`
+        # Python would report it again when it flushes the output at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        message = str(error) or type(error).__name__
+        if not isinstance(error, LoxError | OSError):
+            message = f"{type(error).__name__}: {message} ({_TRACEBACK}=1 shows where)"
+        say(f"error: {message}")
+        return 1
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lox", description="Works with the runs that lox has saved."
+    )
+    parser.add_argument("--version", action="version", version=f"lox {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    names = [
+        module.name
+        for module in pkgutil.iter_modules(__path__)
+        if not module.name.startswith("_")
+    ]
+    # the other commands are not imported, which takes time
+    for name in given[:1] if given[:1] and given[0] in names else names:
+        command = importlib.import_module(f"{__name__}.{name}")
+        _add(commands, name, command)
+    return parser
+
+
+def _add(commands: Any, name: str, command: ModuleType) -> None:
+    parser = commands.add_parser(name, help=command.HELP, description=command.__doc__)
+    command.add_arguments(parser)
+    parser.set_defaults(command=command)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    say(f"warning: {message}")

@@ -1,0 +1,133 @@
+"""Copies a store to another directory or URL, and sends only what is new.
+
+The copy can be read at any time, also while it is made and if that is interrupted: it
+is then the copy of an earlier moment. The store may be written to meanwhile.
+"""
+
+import argparse
+import dataclasses
+import time
+from typing import Any
+
+from lox._errors import StoreError
+from lox._store.copy_store import Report, StoreCopy
+
+from ._output import print_json, readable_size, say
+
+HELP = "copy a store, sending only what is new"
+
+# Names that a later version may understand: a directory is then named by a path.
+_TRACKERS = ("comet", "mlflow", "neptune", "tensorboard", "trackio", "wandb")
+_SECONDS = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="URL",
+        type=_target,
+        help="the copy: another directory, or a URL that fsspec opens",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="repeat until all runs are finished, or until Ctrl-C",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=_SECONDS,
+        metavar="SECONDS",
+        help="how long to wait between two updates (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace runs of the copy that have other rows",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON, per update"
+    )
+
+
+def run(arguments: Any) -> int:
+    copy = StoreCopy(
+        arguments.store, arguments.to, arguments.overwrite, arguments.follow
+    )
+    report = copy.update()
+    _print(report, arguments.json, reported=None)
+    while arguments.follow and not _is_finished(report):
+        time.sleep(arguments.interval)
+        reported = {**report.skipped, **report.errors}
+        try:
+            report = copy.update()
+        except (OSError, StoreError) as error:  # a server may be back later
+            report = Report(errors={arguments.to: str(error)})
+        _print(report, arguments.json, reported)
+    return 1 if report.errors else 0
+
+
+def _is_finished(report: Report) -> bool:
+    return bool(report.found) and not report.unfinished and not report.errors
+
+
+def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> None:
+    """Prints a report.
+
+    Args:
+        report: the report of one update.
+        as_json: whether to print JSON.
+        reported: what was said about the update before; None if this is the first.
+    """
+    for name, reason in {**report.skipped, **report.errors}.items():
+        if reported is None or reported.get(name) != reason:
+            kind = "error" if name in report.errors else "not copied"
+            say(f"{kind}: {reason}")
+    if as_json:
+        print_json(_as_json(report))
+    elif report.files or reported is None or _is_finished(report):
+        print(_as_text(report), flush=True)
+
+
+def _as_text(report: Report) -> str:
+    """Such as `sent 1.2 MB in 40 files of 8 runs; 2 runs not finished`."""
+
+    def count(number: int, what: str) -> str:
+        return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+    if not report.found:
+        return "no runs yet"
+    text = (
+        f"sent {readable_size(report.byte_count)} in {count(report.files, 'file')} of "
+        f"{count(len(report.runs), 'run')}"
+    )
+    if report.unfinished:
+        text += f"; {count(len(report.unfinished), 'run')} not finished"
+    return text
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    result = dataclasses.asdict(report)
+    result["bytes"] = result.pop("byte_count")
+    return result
+
+
+def _target(text: str) -> str:
+    if text.lower() in _TRACKERS:
+        raise argparse.ArgumentTypeError(
+            f"sending runs to {text} is not supported; for a directory of this name, "
+            f"write ./{text}"
+        )
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 2**31:  # also for NaN
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return seconds

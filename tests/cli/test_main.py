@@ -1,0 +1,157 @@
+"""The `lox` command: help, errors and exit codes."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import sys
+import tomllib
+import types
+import warnings
+
+import pytest
+
+import lox
+import lox.cli
+from tests import programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def command(name, run, patch):
+    """Adds a sub-command."""
+    module = types.ModuleType(f"lox.cli.{name}", "What it does.")
+    module.HELP = "does something"
+    module.add_arguments = lambda parser: parser.add_argument("--number", type=int)
+    module.run = run
+    patch.setitem(sys.modules, f"lox.cli.{name}", module)
+    found = [types.SimpleNamespace(name=x) for x in ("_output", name, "sync")]
+    patch.setattr("pkgutil.iter_modules", lambda path: found)
+
+
+def test_commands_are_the_modules_of_the_package(capsys, monkeypatch):
+    command("other", lambda arguments: print(arguments.number) or 0, monkeypatch)
+    assert lox.cli.main(["other", "--number", "3"]) == 0
+    assert capsys.readouterr().out == "3\n"
+    assert lox.cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "other" in shown and "does something" in shown and "_output" not in shown
+    assert lox.cli.main(["other", "--help"]) == 0
+    assert "What it does." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["sync"], "required: store, --to"),
+        (["sync", "a", "--to", "b", "--interval", "0"], "not a positive number"),
+        (["sync", "a", "--to", "b", "--interval", "nan"], "not a positive number"),
+        (["sync", "a", "--to", "b", "--interval", "soon"], "not a positive number"),
+        (["sync", "a", "--to", "wandb"], r"is not supported; .* write ./wandb"),
+    ],
+)
+def test_invalid_command_line_is_explained(capsys, arguments, message):
+    assert lox.cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert message.split(".*")[0].removesuffix(" ") in captured.err
+
+
+def test_command_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"lox": f"{lox.cli.__name__}:{lox.cli.main.__name__}"}
+
+
+def test_version_is_printed(capsys):
+    assert lox.cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lox {lox.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (lox.StoreError("a run\nis damaged."), "lox: error: a run is damaged.\n"),
+        (FileNotFoundError(2, "No such file", "x"), "lox: error: [Errno 2] No such"),
+        (KeyError("x"), "lox: error: KeyError: 'x' (LOX_TRACEBACK=1 shows where)\n"),
+        (MemoryError(), "lox: error: MemoryError: MemoryError (LOX_TRACEBACK"),
+    ],
+)
+def test_error_is_one_line_without_traceback(capsys, monkeypatch, error, message):
+    def fail(arguments):
+        raise error
+
+    command("other", fail, monkeypatch)
+    assert lox.cli.main(["other"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message) and captured.err.count("\n") == 1
+    assert not captured.out
+    monkeypatch.setenv("LOX_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        lox.cli.main(["other"])
+
+
+def test_warnings_are_lines_on_stderr(capsys, monkeypatch):
+    def warn(arguments):
+        for _ in range(2):
+            warnings.warn("a run\nis left out", lox.LoxWarning, stacklevel=1)
+        return 0
+
+    command("other", warn, monkeypatch)
+    assert lox.cli.main(["other"]) == 0
+    assert capsys.readouterr().err == "lox: warning: a run is left out\n" * 2
+
+
+def test_broken_pipe_is_silent(capsys, monkeypatch):
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return descriptor
+
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    command("other", lambda arguments: print("x") or 0, monkeypatch)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    try:
+        assert lox.cli.main(["other"]) == 1
+    finally:
+        os.close(descriptor)
+    assert not capsys.readouterr().err
+
+
+def test_module_is_the_command_and_does_not_import_jax(tmp_path):
+    lox.save({"x": 1.5}, tmp_path / "store", key=1)
+    program = """
+        import runpy, sys
+        sys.argv[0] = "lox"
+        try:
+            runpy.run_module("lox", run_name="__main__")
+        except SystemExit as stop:
+            assert "jax" not in sys.modules and "fsspec" not in sys.modules
+            raise
+    """
+    arguments = "sync", tmp_path / "store", "--to", tmp_path / "copy", "--json"
+    done = programs.run(program, *arguments, fresh=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["runs"] == ["00000000-00000001"]
+    assert lox.load(tmp_path / "copy") == {"x": 1.5}
+    done = programs.run(program, "sync", tmp_path / "no", "--to", "x", fresh=True)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr == f"lox: error: there is no store at {tmp_path / 'no'}.\n"
+
+
+def test_interrupted_command_exits_with_130(tmp_path):
+    """While it waits for a run to be finished."""
+    lox.save({"x": 1.5}, tmp_path / "store", key=1)
+    program = "import sys, lox.cli; sys.exit(lox.cli.main(sys.argv[1:]))"
+    arguments = "sync", tmp_path / "store", "--to", tmp_path / "copy", "--follow"
+    with programs.start(program, *arguments, "--interval", "100000") as process:
+        line = process.stdout.readline()
+        assert line.startswith("sent ") and line.endswith("; 1 run not finished\n")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr == "lox: interrupted\n"
