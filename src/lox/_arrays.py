@@ -46,6 +46,15 @@ def is_typed_key(x: Any) -> bool:
     )
 
 
+def is_spread(x: Any) -> bool:
+    """Whether the shards of an array are on the devices of several processes."""
+    return (
+        is_jax_array(x)
+        and not is_tracer(x)
+        and not (x.is_fully_addressable or x.is_fully_replicated)
+    )
+
+
 def namespace(x: Any) -> Any:
     """The module whose functions compute with `x`: `jax.numpy` or NumPy."""
     jax = imported_jax()
@@ -61,6 +70,17 @@ def to_numpy(x: Any) -> Any:
         return np.asarray(x)
     except jax.errors.JaxRuntimeError:
         return np.asarray(jax.device_get(x))
+
+
+def local_numpy(x: Any) -> Any:
+    """Converts to NumPy; of an array that is spread over processes, the local elements.
+
+    These have one axis.
+    """
+    if not is_spread(x):
+        return to_numpy(x)
+    shards = [shard.data for shard in x.addressable_shards if shard.replica_id == 0]
+    return np.concatenate([np.ravel(shard) for shard in shards])
 
 
 # --- dtypes ------------------------------------------------------------------

@@ -33,7 +33,8 @@ def set_default(handler: str | Handler | None) -> None:
 
     It applies to the whole process, including functions that are already compiled. The
     environment variable `LOX_DEFAULT` (`print`, `stderr` or `silent`) sets the initial
-    handler.
+    handler. In a job of several processes, only the first one prints; a function is
+    called in each process.
 
     Args:
         handler: `"print"` (the default), `"stderr"`, `"silent"` (or None), or a
@@ -59,6 +60,11 @@ def default_handler() -> Handler:
                 os.environ.get("LOX_DEFAULT") or "print", "`LOX_DEFAULT`"
             )
     return _handler
+
+
+def is_named(handler: Handler) -> bool:
+    """Whether a handler is one of lox's own, such as `"print"`."""
+    return handler in _NAMED.values()
 
 
 def _resolve(handler: Any, where: str) -> Handler:

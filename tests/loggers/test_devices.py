@@ -107,3 +107,28 @@ def test_unordered_run_can_start_again(exists, expected):
     run(2.0)
     jax.effects_barrier()
     assert sorted(lox.load("store")["x"].tolist()) == sorted(expected)
+
+
+def test_log_and_save_in_shard_map_name_the_device():
+    logger = lox.loggers.SaveLogger("store")
+    state = logger.init(0)
+
+    @jax.jit
+    @on_devices
+    def run(x):
+        logger.log(state, {"x": x[0]})
+        lox.save({"x": x[0]}, "saved")
+        # two lanes per device
+        jax.vmap(lambda y: lox.save({"y": y}, "lanes"))(jnp.array([0.0, 10.0]) + x[0])
+        return x
+
+    run(jnp.arange(4.0))
+    jax.effects_barrier()
+    logger.finish(state)
+    for store in ("store", "saved"):
+        logs = lox.load(store)
+        assert sorted(logs["x"].tolist()) == [0.0, 1.0, 2.0, 3.0]
+        assert logs.lane["x"].tolist() == logs["x"].tolist()
+    logs = lox.load("lanes").sort("lane")
+    assert sorted(set(logs.lane["y"])) == list(range(8))
+    assert logs["y"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]

@@ -247,6 +247,7 @@ def test_failed_write_is_not_lost_data_in_finished_run(tmp_path, monkeypatch):
     writer.close()
     said = store_format.read_json(tmp_path / "run" / "writer-0000.json")["segments"]
     assert said == [[0, 1, ["x"]], [1, 1, ["x"]]]
+    assert lox.runs(tmp_path)[0].unfinished_processes == [0]
     assert lox.load(tmp_path / "run")["x"].tolist() == [1, 3]
 
 

@@ -180,6 +180,32 @@ def test_training_continues_when_disk_is_full(tmp_path):
     assert "SaveLogger: it failed with OSError(27, 'File too large')" in printed
 
 
+def begin_on_a_full_disk(directory):
+    os.chdir(directory)
+    logger = lox.loggers.SaveLogger("store")
+
+    @jax.jit
+    def train(x):
+        state = logger.init(0)
+        y = logger.tap(scanned, state)(x)
+        logger.finish(state)
+        return y
+
+    set_size_limit(0)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert train(0.0) == 50
+        jax.effects_barrier()
+    set_size_limit(None)
+    print(*(str(one.message) for one in seen), sep="\n")
+
+
+def test_program_that_begins_a_run_on_a_full_disk_warns_once_and_continues(tmp_path):
+    (warning,) = in_a_process(begin_on_a_full_disk, tmp_path).splitlines()
+    assert "cannot create a run at store" in warning and "File too large" in warning
+    assert "The program continues; logs that it does not accept are lost" in warning
+
+
 def write_where_nothing_can_be_written(directory, way):
     store = pathlib.Path(directory)
     if way == "mount":

@@ -137,7 +137,8 @@ class Route:
         ordered: whether the sink receives the event in program order.
         devices: the number of devices that run the program; known when the program is
             lowered.
-        per_device: whether each device delivers the event, in no order among devices.
+        local_devices: if each device delivers the event, in no order among devices, how
+            many devices of this process do so; else 0.
         multi_row: for each key, whether the program may log it more than once; empty
             if that is unknown.
     """
@@ -146,8 +147,12 @@ class Route:
     quiet: bool = False
     ordered: bool = False
     devices: int = 1
-    per_device: bool = False
+    local_devices: int = 0
     multi_row: tuple[bool, ...] = ()
+
+    @property
+    def per_device(self) -> bool:
+        return self.local_devices > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)

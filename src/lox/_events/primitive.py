@@ -129,8 +129,8 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     operands = operands[:count]
     avals = [array_types.physical_aval(aval) for aval in ctx.avals_in[:count]]
     effect = ORDERED_LOG_EFFECT if event.route.ordered else None
-    devices, per_device = callbacks.devices_of(ctx)
-    event = event.with_route(devices=devices, per_device=per_device)
+    devices, local_devices = callbacks.devices_of(ctx)
+    event = event.with_route(devices=devices, local_devices=local_devices)
     callbacks.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
     return []
 

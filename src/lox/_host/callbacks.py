@@ -11,7 +11,7 @@ from typing import Any
 from lox._events.event import Event, default
 from lox._jax import host
 from lox._logs.logdict import logdict
-from lox._settings import default_handler
+from lox._settings import default_handler, is_named
 from lox._source import delivery
 
 from . import interrupts, signals
@@ -150,7 +150,14 @@ class _DefaultSink(CallbackSink):
     """Calls the default handler, which `lox.set_default` may change at any time."""
 
     def __init__(self) -> None:
-        super().__init__(lambda logs: default_handler()(logs))
+        super().__init__(handle_by_default)
+
+
+def handle_by_default(logs: logdict) -> None:
+    """Calls the default handler; if it prints, in the first process only."""
+    handler = default_handler()
+    if not is_named(handler) or host.known_process_index() == 0:
+        handler(logs)
 
 
 default.sink = _DefaultSink()

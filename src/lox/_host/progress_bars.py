@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 import numpy as np
 
 from lox._events.event import Event
+from lox._jax import host
 from lox._terminal import live_display, write_line
 
 from .callbacks import Consume, HostSink
@@ -55,8 +56,11 @@ class ProgressSink(HostSink):
 
     def consumer(self, event: Event) -> Consume:
         report: Report = event.call.api_data
-        # in a `shard_map`, each device reports
-        devices = event.route.devices if event.route.per_device else 1
+        # in a `shard_map`, each device reports; in a job of several processes, the bar
+        # of the first one is shown
+        devices = event.route.local_devices or 1
+        if host.known_process_index():
+            return lambda operands: None
 
         def consume(operands: Sequence[Any]) -> None:
             parts = event.split(operands)

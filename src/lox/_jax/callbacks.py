@@ -184,10 +184,19 @@ def is_partitioned(ctx: Any) -> bool:
     return set(mesh.axis_names) != set(manual)
 
 
-def devices_of(ctx: Any) -> tuple[int, bool]:
-    """The number of devices of a program, and whether each makes its own calls."""
+def devices_of(ctx: Any) -> tuple[int, int]:
+    """The number of devices of a program, and how many of this process make calls.
+
+    The second is 0 if one device calls for all of them.
+    """
     context = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)
     if mesh is None:
-        return getattr(context, "num_devices", None) or 1, False
-    return int(mesh.size), bool(getattr(context, "manual_axes", ()))
+        return getattr(context, "num_devices", None) or 1, 0
+    if not getattr(context, "manual_axes", ()):
+        return int(mesh.size), 0
+    devices = getattr(mesh, "devices", None)  # an abstract mesh has none
+    if devices is None:
+        return int(mesh.size), int(mesh.size)
+    index = jax.process_index()
+    return int(mesh.size), sum(each.process_index == index for each in devices.flat)

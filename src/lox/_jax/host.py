@@ -1,7 +1,9 @@
 """Running programs: barriers, calls, callbacks and transfers."""
 
+import contextlib
 import functools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
@@ -19,6 +21,17 @@ _runtime_tokens = compat.private(
 )
 _ExecuteReplicated = compat.private(
     "interpreters.pxla.ExecuteReplicated", "raise interrupts of jitted programs"
+)
+_backend_started = compat.private(
+    "xla_bridge.backends_are_initialized",
+    "`lox.save` starts JAX's backend, so that `jax.distributed.initialize` must come "
+    "first",
+    default=None,
+)
+_distributed = compat.private(
+    "distributed.global_state",
+    "a job of several processes does not notice that another one writes the same run",
+    default=None,
 )
 
 # --- barriers ----------------------------------------------------------------
@@ -187,6 +200,42 @@ def process_index() -> int:
 
 def process_count() -> int:
     return jax.process_count()
+
+
+def known_process_index() -> int:
+    """The index of this process, as far as JAX knows it by now; 0 if it does not.
+
+    Unlike `process_index`, it does not start JAX's backend, after which
+    `jax.distributed.initialize` would fail.
+    """
+    if _backend_started is None or _backend_started():
+        return jax.process_index()
+    return getattr(_distributed, "process_id", 0)
+
+
+_jobs: dict[int, str] = {}
+_JOB_KEY = "lox/job"
+_JOB_TIMEOUT = 10_000  # milliseconds; the key exists when it is read
+
+
+def job() -> str | None:
+    """An identifier that only the processes of this job have; None if it is unknown.
+
+    The first process that asks chooses it. It is kept by JAX's coordination service, so
+    that no process waits for another.
+    """
+    client = getattr(_distributed, "client", None)
+    if client is None or (_distributed.num_processes or 1) < 2:
+        return None
+    if id(client) not in _jobs:
+        try:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it exists
+                client.key_value_set(_JOB_KEY, secrets.token_hex(8))
+            found = client.blocking_key_value_get(_JOB_KEY, _JOB_TIMEOUT)
+        except Exception:  # the service is gone, or has another interface
+            return None
+        _jobs[id(client)] = str(found)
+    return _jobs[id(client)]
 
 
 # --- transfers ---------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 from lox._arrays import (
     imported_jax,
     is_jax_array,
+    is_spread,
     is_tracer,
     is_typed_key,
     map_leaves,
@@ -35,7 +36,7 @@ def format_value(value: Any) -> str:
             return f"[{inside}]"
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Masked):
-        if is_tracer(value.array):
+        if is_tracer(value.array) or is_spread(value.mask):
             return format_value(value.array)
         return _format_array(value.array, to_numpy(value.mask))
     if is_tracer(value):
@@ -68,8 +69,7 @@ def _format_array(array: Any, mask: Any = None) -> str:
         if is_typed_key(array):
             data = to_numpy(imported_jax().random.key_data(array))
             return f"{array.dtype}({_format_array(data, mask)})"
-        # a replicated array is complete in every process
-        if not array.is_fully_addressable and not array.is_fully_replicated:
+        if is_spread(array):
             return imported_jax().typeof(array).str_short()
         array = to_numpy(array)
     return _format_rows(array, _EDGE if array.size > _MAX_SIZE else None, mask)

@@ -10,6 +10,7 @@ from lox._arrays import (
     flatten,
     imported_jax,
     is_jax_array,
+    is_spread,
     is_tracer,
     is_typed_key,
     leaves_of,
@@ -98,7 +99,7 @@ class FirstRows:
         axis = info.time_axis(leaf, own)
         rows = np.arange(np.shape(leaf)[axis]).reshape(-1, *[1] * info.lanes)
         count = self.count
-        if not is_jax_array(count) or is_tracer(count):
+        if not is_jax_array(count) or is_tracer(count) or is_spread(count):
             return rows < namespace(count).expand_dims(count, axis)
         # explicit transfers, which a `transfer_guard` allows
         mask = rows < np.expand_dims(to_numpy(count), axis)
@@ -250,6 +251,8 @@ class Key(NamedTuple):
                 "`compact` needs concrete values, since its shapes depend on them. "
                 "Call it outside `jax.jit`."
             )
+        if is_spread(self.mask):  # no process knows which rows happened elsewhere
+            return self
         mask = to_numpy(self.mask)
         axis = self.info.time_axis(self.mask, 0)
         if not self.info.stacked:

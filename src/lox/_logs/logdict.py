@@ -12,6 +12,7 @@ from lox._arrays import (
     is_jax_array,
     is_tracer,
     is_typed_key,
+    local_numpy,
     to_numpy,
 )
 from lox._errors import LoxKeyError, LoxValueError, LoxWarning, StepError
@@ -316,7 +317,7 @@ class logdict(MetadataDict):
         return self._with(happened)
 
     def _warn_of_dropped(self) -> None:
-        dropped = {key: to_numpy(count) for key, count in self.dropped.items()}
+        dropped = {key: local_numpy(count) for key, count in self.dropped.items()}
         for key, count in dropped.items():
             if not count.any():
                 continue

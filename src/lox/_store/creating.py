@@ -27,15 +27,24 @@ from .format import (
 )
 from .local_files import LocalLocation
 from .owners import OPEN
-from .processes import PART, part_path, parts_of, run_of_part
+from .processes import PART, job_of, part_path, parts_of, run_of_part
 from .reader import Run
 from .writer import Writer
 
 _REMEDY = '`mode="a"` appends, `mode="w"` replaces it'
 
 
-def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]:
-    """Raises if a run cannot be opened; returns the names of the files in it."""
+def check_run(
+    path: pathlib.Path, mode: str, remedy: str = _REMEDY, job: str | None = None
+) -> list[str]:
+    """Raises if a run cannot be opened; returns the names of the files in it.
+
+    Args:
+        path: the directory of the run, or of the part of a process.
+        mode: the mode of `lox.save`.
+        remedy: what to do if it exists, for messages.
+        job: the identifier of the job of this process, if there is one.
+    """
     try:
         if mode == "w" and path.is_symlink():
             raise StoreError(
@@ -49,15 +58,28 @@ def check_run(path: pathlib.Path, mode: str, remedy: str = _REMEDY) -> list[str]
     if RUN_FILE not in names and not all(map(_is_run_file, names)):
         raise _not_a_run(path)
     if mode == "x" and _has_run(names):
-        raise StoreError(
-            f"a run already exists at {display_path(path)}. Choose another path or "
-            f"key, or say what to do with it: {remedy}."
-        )
+        raise _already_exists(path, remedy)
+    if mode == "x":
+        _check_job(path, remedy, job)
     if mode == "a" and RUN_FILE in names and is_empty(path / RUN_FILE):
         names.remove(RUN_FILE)  # it was lost when the machine crashed: create another
     if mode == "a" and RUN_FILE in names:
         Run(path)  # raises if rows that are appended could not be read
     return names
+
+
+def _check_job(path: pathlib.Path, remedy: str, job: str | None) -> None:
+    """Raises if another job is writing a new run."""
+    if job is None:
+        return
+    run = run_of_part(path)
+    if run != path:
+        found = [job_of(run)]
+    else:
+        parts = parts_of(LocalLocation(run)) if run.exists() else {}
+        found = [job_of(part) or None for part in parts.values()]  # `lox.save` has none
+    if any(other not in (None, job) for other in found):
+        raise _already_exists(run, remedy)
 
 
 def create_run(
@@ -66,24 +88,37 @@ def create_run(
     key: Any = None,
     config: Mapping[str, Any] | None = None,
     remedy: str = _REMEDY,
+    job: str | None = None,
 ) -> pathlib.Path:
     """Creates, finds or replaces the directory of a run, depending on the mode."""
     if mode == "w":
-        _overwrite(path, key, config).close()
+        _overwrite(path, key, config, job).close()
         return path
-    names = check_run(path, mode, remedy)
+    names = check_run(path, mode, remedy, job)
     if mode == "a" and RUN_FILE in names:
         return path
     try:
         path.mkdir(parents=True, exist_ok=True)
+        description = _description(path, key, config, job)
         # never replaces the file of another process, which may be writing already
         with contextlib.suppress(FileExistsError):
-            write_json(path / RUN_FILE, _description(path, key, config), new=True)
+            write_json(path / RUN_FILE, description, new=True)
+            if mode == "x":
+                _check_still_alone(path, remedy, job)
             return path
     except OSError as error:
         raise _cannot_create(path, error) from error
-    check_run(path, mode, remedy)  # another process was faster
+    check_run(path, mode, remedy, job)  # another process was faster
     return path
+
+
+def _check_still_alone(path: pathlib.Path, remedy: str, job: str | None) -> None:
+    """Checks a new run again: of two jobs that begin at once, one sees the other."""
+    try:
+        _check_job(path, remedy, job)
+    except StoreError:
+        (path / RUN_FILE).unlink(missing_ok=True)
+        raise
 
 
 def open_run(
@@ -92,6 +127,7 @@ def open_run(
     key: Any = None,
     config: Mapping[str, Any] | None = None,
     remedy: str = _REMEDY,
+    job: str | None = None,
     tracked: bool = False,
 ) -> Writer:
     """Creates, finds or replaces a run, depending on the mode, and opens a writer.
@@ -99,14 +135,15 @@ def open_run(
     If it is `tracked`, others can tell whether its process is still running.
     """
     if mode == "w":
-        return _overwrite(path, key, config, tracked)
-    return Writer(create_run(path, mode, key, config, remedy), tracked=tracked)
+        return _overwrite(path, key, config, job, tracked)
+    return Writer(create_run(path, mode, key, config, remedy, job), tracked=tracked)
 
 
 def _overwrite(
     path: pathlib.Path,
     key: Any,
     config: Mapping[str, Any] | None,
+    job: str | None,
     tracked: bool = False,
 ) -> Writer:
     """Creates a run, and replaces the one that is there, if any.
@@ -122,7 +159,7 @@ def _overwrite(
             raise _cannot_create(path, error) from error
         writer = Writer(path, replaces, tracked)
         try:
-            writer.begin_run(_description(path, key, config))
+            writer.begin_run(_description(path, key, config, job))
             _remove_rows(path, before=writer.number)
             return writer
         except BaseException as error:
@@ -136,6 +173,13 @@ def _overwrite(
 
 def _cannot_create(path: pathlib.Path, error: OSError) -> StoreError:
     return StoreError(f"cannot create a run at {display_path(path)}: {error}.")
+
+
+def _already_exists(path: pathlib.Path, remedy: str) -> StoreError:
+    return StoreError(
+        f"a run already exists at {display_path(path)}. Choose another path or key, or "
+        f"say what to do with it: {remedy}."
+    )
 
 
 def _not_a_run(path: pathlib.Path) -> StoreError:
@@ -201,7 +245,9 @@ def remove_parts(path: pathlib.Path, first: int) -> None:
                 part.rmdir()
 
 
-def _description(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None) -> Any:
+def _description(
+    path: pathlib.Path, key: Any, config: Mapping[str, Any] | None, job: str | None
+) -> Any:
     """The content of `run.json`."""
     jax = imported_jax()
     return {
@@ -210,6 +256,7 @@ def _description(path: pathlib.Path, key: Any, config: Mapping[str, Any] | None)
         "key": None if key is None else np.asarray(key).tolist(),
         "config": dict(config or {}),
         "started": time.time(),
+        **({} if job is None else {"job": job}),
         "versions": {
             "lox": __version__,
             **({} if jax is None else {"jax": jax.__version__}),

@@ -88,9 +88,9 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
         if _form(other) != _form(first):
             raise StoreError(
                 f"{name!r} was written in two incompatible forms: with "
-                f"{first.segment.schema.form(first.key)} in {first.segment}, and with "
-                f"{other.segment.schema.form(other.key)} in {other.segment}. Load the "
-                "other keys by their names."
+                f"{first.segment.schema.form(first.key)}{_where(first, other)}, and "
+                f"with {other.segment.schema.form(other.key)}{_where(other, first)}. "
+                f"{_remedy([first, other])}"
             )
     masked = any(part.segment.schema.mask is not None for part in parts)
     rows = [part.rows(masked) for part in parts]
@@ -108,6 +108,22 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     )
     tags = all_tags(part.key.tags for part in parts)
     return restored._replace(info=restored.info._replace(tags=tags))
+
+
+def _where(part: KeyPart, other: KeyPart) -> str:
+    process = part.writer.process
+    by = "" if process == other.writer.process else f" by process {process}"
+    return f"{by} in {part.segment}"
+
+
+def _remedy(parts: Sequence[KeyPart]) -> str:
+    processes = sorted({part.writer.process for part in parts})
+    if len(processes) < 2:
+        return "Load the other keys by their names."
+    return (
+        "Load the other keys by their names (`argnames`), or the rows of one process: "
+        f"`process={processes[-1]}`."
+    )
 
 
 def restore_axes(rows: Key, schema: KeySchema, stacked: bool) -> Key:
@@ -141,7 +157,8 @@ def _in_order(name: str, parts: list[KeyPart], rows: list[Key]) -> Key:
     order = _order(parts)
 
     def join(arrays: list[Any], axis: int) -> Any:
-        joined = namespace(arrays[0]).concatenate(promote(name, arrays))
+        promoted = promote(name, arrays, parts)
+        joined = namespace(arrays[0]).concatenate(promoted)
         return joined if order is None else joined[order]
 
     return combine(rows, join)
@@ -158,14 +175,27 @@ def _order(parts: list[KeyPart]) -> Any:
     return np.lexsort([numbers, writer_numbers, processes])
 
 
-def promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
+def promote(
+    name: str, arrays: Sequence[Any], parts: Sequence[KeyPart] = ()
+) -> Sequence[Any]:
     """Converts arrays to one dtype, without changing any number.
 
     A Python number logged outside a JAX program has more bits than one logged inside.
+
+    Args:
+        name: the key, for messages.
+        arrays: the arrays.
+        parts: the part of the key that each array comes from, for messages.
     """
     if len({array.dtype for array in arrays}) == 1:
         return arrays
-    dtypes = ", ".join(sorted({str(array.dtype) for array in arrays}))
+    found = {str(array.dtype) for array in arrays}
+    if len({part.writer.process for part in parts}) > 1:
+        found = {
+            f"{array.dtype} by process {part.writer.process}"
+            for array, part in zip(arrays, parts, strict=True)
+        }
+    dtypes = ", ".join(sorted(found))
     try:
         common = np.result_type(*(array.dtype for array in arrays))
     except TypeError:  # NumPy cannot promote the dtypes of `ml_dtypes`
@@ -183,7 +213,7 @@ def promote(name: str, arrays: Sequence[Any]) -> Sequence[Any]:
     if not promoted:
         raise StoreError(
             f"{name!r} was written as {dtypes}, and no dtype can hold all its values. "
-            "Load the other keys by their names."
+            f"{_remedy(parts)}"
         )
     return promoted
 

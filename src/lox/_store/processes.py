@@ -9,6 +9,7 @@ import re
 
 from lox._errors import StoreError
 
+from .format import RUN_FILE, read_json
 from .locations import Location
 
 PART = re.compile(r"process-([1-9]\d{0,8})")
@@ -39,3 +40,15 @@ def is_part(name: str) -> re.Match[str] | None:
 def run_of_part(path: pathlib.Path) -> pathlib.Path:
     """The directory of the run that a part, or the run itself, belongs to."""
     return path.parent if is_part(path.name) else path
+
+
+def job_of(path: pathlib.Path | Location) -> str | None:
+    """The job that has created a run or a part; empty if it is unknown.
+
+    None if there is no run or part yet.
+    """
+    try:
+        found = read_json(path / RUN_FILE).get("job", "")
+    except (OSError, StoreError):
+        return None
+    return found if isinstance(found, str) else ""

@@ -16,7 +16,7 @@ from .format import FINISHED, RUN_FILE, WRITER, read_json
 from .joining import KeyPart, join_parts
 from .locations import Location, Path, location_of
 from .losses import Finished, warn_of_loss, warnings_name
-from .processes import parts_of
+from .processes import job_of, parts_of
 from .segments import Segment, WrittenSegments, names_in, numbered
 from .statuses import Status
 from .summaries import Summary
@@ -54,7 +54,11 @@ class Run:
     def __repr__(self) -> str:
         return f"<lox run {self.name!r} at {str(self.path)!r}>"
 
-    def load(self, argnames: str | Iterable[str] | None = None) -> logdict:
+    def load(
+        self,
+        argnames: str | Iterable[str] | None = None,
+        process: int | None = None,
+    ) -> logdict:
         """Loads the logs of the run as NumPy arrays.
 
         A key has a time axis if its program logs it in a loop or several times, or if
@@ -63,19 +67,21 @@ class Run:
         Args:
             argnames: the keys to load, by name or pattern; all by default. Other keys
                 are not read from disk.
+            process: load only the rows of this process of a job; those of all by
+                default.
         """
         selected = selected_names(argnames)
-        logs, known = self.load_selected(selected)
+        logs, known = self.load_selected(selected, process)
         warn_of_unmatched(selected, known, str(self))
         return logs
 
     def load_selected(
-        self, selected: list[str] | None
+        self, selected: list[str] | None, process: int | None = None
     ) -> tuple[logdict, dict[str, None]]:
         """Loads the keys that match names or patterns; also returns all known keys."""
         parts: dict[str, list[KeyPart]] = {}
         known: dict[str, None] = {}
-        for writer in self._writers():
+        for writer in self._writers(process):
             for segment in writer.segments:
                 for name in segment.keys if segment.count else ():
                     known[name] = None
@@ -137,22 +143,38 @@ class Run:
         return self.summary().last
 
     @property
+    def processes(self) -> list[int]:
+        """The processes of a job that have opened the run; `[0]` without a job."""
+        return list(self._directories())
+
+    @property
     def unfinished_processes(self) -> list[int]:
-        """The processes that are still writing, or that were killed while they did.
+        """The processes whose rows may be incomplete.
+
+        They are still writing, or have ended without `finish`, because they were killed
+        for example, or could not write all rows, because the disk was full.
 
         A `SaveLogger` finishes its part of a run; `lox.save` does not.
         """
         return [
             process
             for process, directory in self._directories().items()
-            if _is_unfinished(names_in(directory))
+            if not _is_finished(directory)
         ]
 
     def _directories(self) -> dict[int, Location]:
-        """The directories of the processes that have written the run."""
+        """The directories of the processes that have opened the run."""
         return {0: self._location, **parts_of(self._location)}
 
-    def _writers(self) -> Iterator[WrittenSegments]:
+    def _writers(self, selected: int | None = None) -> Iterator[WrittenSegments]:
+        directories = self._directories()
+        if selected is not None and selected not in directories:
+            raise StoreError(
+                f"{self} has no rows of process {selected!r}; its processes are "
+                f"{', '.join(map(str, directories))}."
+            )
+        if len(directories) > 1:
+            self._warn_of_unfinished(directories)
         line = user_line()
 
         def read(part: tuple[int, Location]) -> list[WrittenSegments]:
@@ -160,12 +182,42 @@ class Run:
             with warnings_name(line):
                 return list(_writers_in(directory, process))
 
-        parts = self._directories().items()
+        parts = [x for x in directories.items() if selected in (None, x[0])]
         return itertools.chain.from_iterable(self._location.map(read, parts))
 
+    def _warn_of_unfinished(self, directories: dict[int, Location]) -> None:
+        jobs = {process: job_of(path) for process, path in directories.items()}
+        if not any(jobs.values()):  # `lox.save` does not finish runs, and has no job
+            return
+        unfinished = [i for i in self.unfinished_processes if jobs[i] != ""]
+        # if no process has finished, the job is probably running
+        if 0 < len(unfinished) < len(directories):
+            names = ", ".join(map(str, unfinished))
+            warn_of_loss(
+                f"{self} may lack rows of the process(es) {names}, which have not "
+                "finished it, unlike others: they are still writing, have ended "
+                "without `finish` (if killed, for example), or could not write all "
+                "rows. What they have written is loaded."
+            )
 
-def _is_unfinished(names: list[str]) -> bool:
-    return bool(dict(numbered(names, WRITER)).keys() - dict(numbered(names, FINISHED)))
+
+def _is_finished(directory: Location) -> bool:
+    """Whether all writers of one process have finished."""
+    names = names_in(directory)
+    writers, finished = (dict(numbered(names, x)) for x in (WRITER, FINISHED))
+    if not writers and RUN_FILE not in names:
+        return False  # the process has opened the run, but has written nothing yet
+    return not writers.keys() - finished.keys() and not any(
+        _is_incomplete(directory / name) for name in finished.values()
+    )
+
+
+def _is_incomplete(path: Location) -> bool:
+    """Whether a finished writer could not write all rows."""
+    try:
+        return bool(read_json(path).get("incomplete"))
+    except (OSError, StoreError):  # reported when the run is loaded
+        return False
 
 
 def selected_names(argnames: str | Iterable[str] | None) -> list[str] | None:

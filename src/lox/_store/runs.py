@@ -70,13 +70,26 @@ def is_run(path: Location) -> bool:
         names = path.names()
     except OSError:
         return False
-    return any(
-        name == RUN_FILE or WRITER.fullmatch(name) or is_part(name) for name in names
-    )
+    if RUN_FILE in names or any(WRITER.fullmatch(name) for name in names):
+        return True
+    # the part of a process that has written nothing yet is empty
+    return any(is_part(name) and not _is_empty(path / name) for name in names)
+
+
+def _is_empty(directory: Location) -> bool:
+    try:
+        return not directory.names()
+    except FileNotFoundError:  # removed meanwhile
+        return True
+    except OSError:
+        return False
 
 
 def load(
-    path: Path, argnames: str | Iterable[str] | None = None, key: Any = None
+    path: Path,
+    argnames: str | Iterable[str] | None = None,
+    key: Any = None,
+    process: int | None = None,
 ) -> logdict:
     """Loads one run as a `lox.logdict` of NumPy arrays.
 
@@ -86,6 +99,7 @@ def load(
         argnames: the keys to read, by name or pattern; all by default. Other keys are
             not read from disk.
         key: the key that the run was created with, to select a run of a store.
+        process: load only the rows of this process of a job; those of all by default.
     """
     where = location_of(path)
     if key is not None:
@@ -95,9 +109,9 @@ def load(
                 f"the store at {where} has no run with the key {name}. `lox.runs` "
                 "lists its runs."
             )
-        return Run(where / name).load(argnames)
+        return Run(where / name).load(argnames, process)
     if is_run(where):
-        return Run(where).load(argnames)
+        return Run(where).load(argnames, process)
     found = runs(path)
     if len(found) != 1:
         names = ", ".join(run.name for run in found) or "none"
@@ -105,4 +119,4 @@ def load(
             f"{where} is not a run, but a store of {len(found)} runs ({names}). Pass "
             "the path of a run, or its `key`; `lox.runs` lists them."
         )
-    return found[0].load(argnames)
+    return found[0].load(argnames, process)

@@ -81,6 +81,8 @@ class Writer:
         self._forget_plans()
         self._number = 0
         self._removed = False
+        # whether rows could not be written, because the disk is full or has failed
+        self._incomplete = False
 
     def begin_run(self, description: dict[str, Any]) -> None:
         """Writes `run.json`, as the first writer of the run.
@@ -127,8 +129,8 @@ class Writer:
             return
         try:
             segment.append_row(arrays, self._next_number(1))
-        except FileNotFoundError:
-            self._handle_removal()
+        except OSError as error:
+            self._handle_error(error)
             raise
 
     def _write(self, logs: logdict) -> SegmentWriter | None:
@@ -137,9 +139,15 @@ class Writer:
             self._start_directory()
         try:
             return self._write_rows(logs)
-        except FileNotFoundError:
-            self._handle_removal()
+        except OSError as error:
+            self._handle_error(error)
             raise
+
+    def _handle_error(self, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):
+            self._handle_removal()
+        else:
+            self._incomplete = True
 
     def _handle_removal(self) -> None:
         """Handles the removal of the writer's directory."""
@@ -282,6 +290,8 @@ class Writer:
                 ]
                 content = {"version": VERSION, "segments": segments}
                 content |= Ending.now(error).to_json()
+                if self._incomplete:
+                    content["incomplete"] = True
                 # optional: without it, everything can be read
                 with contextlib.suppress(OSError, StoreError):
                     write_json(self._directory.with_suffix(".json"), content)

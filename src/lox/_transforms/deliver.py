@@ -270,7 +270,7 @@ class _Tapper(SelectingCollector):
                 decide per key.
         """
         keys = event.call.keys
-        event, operands = _with_device(event, operands)
+        event, operands = with_device(event, operands)
         if run is not None:
             operands = with_run(event, operands, run)
         if self._prefix:
@@ -288,7 +288,7 @@ class _Tapper(SelectingCollector):
         log_p.bind(*operands, event=event)
 
 
-def _with_device(event: Event, operands: Sequence[Any]) -> tuple[Event, Sequence[Any]]:
+def with_device(event: Event, operands: Sequence[Any]) -> tuple[Event, Sequence[Any]]:
     """Adds the step `lane` to an event in a `shard_map`, which each device delivers.
 
     Devices are the outermost lanes, as in the logs that `lox.spool` returns.

@@ -65,7 +65,8 @@ def progress(
     There is one bar for each outermost `scan`, `fori_loop` or `while_loop`; under
     `vmap`, one for all lanes. A terminal shows live bars, which need rich
     (`pip install 'jax-lox[console]'`); log files and notebooks get a line of text at
-    every tenth of a loop. A loop of unknown length shows its count and its rate.
+    every tenth of a loop. A loop of unknown length shows its count and its rate. In a
+    job of several processes, the first one shows its bars.
 
     Args:
         fun: the function; if omitted, a decorator with these options is returned.

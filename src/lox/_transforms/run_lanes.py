@@ -10,7 +10,7 @@ from lox._events.event import Event
 from lox._events.payload import PAYLOAD
 from lox._host.logdicts import lane_converter, names_lanes, with_outer_lanes
 from lox._logs.access import with_lane
-from lox._logs.lane_step import DTYPE
+from lox._logs.lane_step import DTYPE, LANE
 from lox._logs.logdict import logdict
 
 
@@ -51,10 +51,15 @@ def with_lanes_of_runs(event: Event, operands: Sequence[Any]) -> Sequence[Any]:
     words, (_, inner) = operands[-1], event.layout.device_lanes
     outer = event.layout.lanes - inner
     words = words[(slice(None),) * outer + (0,) * inner]
+    return with_outer_lanes(event, operands, _outer_lanes(words))
+
+
+def _outer_lanes(words: Any) -> Any:
+    """The number of each lane within its run, given the words of their runs."""
     numbers = _lanes_of_runs(words)
     if numbers is None:  # each of these lanes is a separate run
-        numbers = np.zeros(words.shape[:-1], DTYPE)
-    return with_outer_lanes(event, operands, numbers)
+        return np.zeros(words.shape[:-1], DTYPE)
+    return numbers
 
 
 def _lanes_of_runs(words: Any) -> Any:
@@ -81,6 +86,7 @@ def logs_consumer(
     """
     convert = lane_converter(event)
     lanes_in_runs = LanesInRuns(event)
+    of_device = event.layout.device_lanes is not None
 
     def consume(operands: Sequence[Any]) -> None:
         # the words come first; without them, all logs are of one run
@@ -88,9 +94,15 @@ def logs_consumer(
         shape = operands[0].shape[: event.layout.lanes]
         words = operands[0].reshape(*shape, -1) if has_words else np.zeros((*shape, 1))
         lanes = lanes_in_runs(words)
+        if of_device:
+            operands = with_outer_lanes(event, operands, _outer_lanes(words))
         for i, payload in enumerate(convert(operands)):
             if payload:
                 run, logs = payload[PAYLOAD]
-                receive(run, logs if lanes is None else with_lane(logs, lanes[i]))
+                if of_device:
+                    logs = with_lane(logs, int(payload.steps[LANE][PAYLOAD]))
+                elif lanes is not None:
+                    logs = with_lane(logs, lanes[i])
+                receive(run, logs)
 
     return consume

@@ -11,13 +11,17 @@ from lox._errors import LoxTypeError, LoxValueError
 from lox._events.event import Event
 from lox._events.payload import send_payload
 from lox._host.callbacks import Consume, HostSink
+from lox._jax import host
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
+from lox._logs.shards import local_logs
 from lox._store.keys import key_data, run_name
 from lox._store.locations import Path, local_path
 from lox._store.open_writers import open_writers
+from lox._store.processes import part_path
 
 from .compiled import is_outermost
+from .deliver import with_device
 from .run_lanes import logs_consumer
 
 _MODES = {
@@ -29,6 +33,10 @@ _MODES = {
 
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
     """Saves logs to disk, also inside `jax.jit` and `jax.vmap`.
+
+    In a job of several processes, an array that is replicated over them is saved once,
+    the shards of an array that is spread over them by their processes, with the steps
+    `lane` and `process`, and local values by each process.
 
     Args:
         logs: a `lox.logdict`, or a dict of values.
@@ -60,10 +68,16 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     logs = logs if isinstance(logs, logdict) else logdict(logs)
     words = None if key is None else key_data(key)
     if is_outermost():
-        _save(directory, mode, words, logs)
+        local = local_logs(logs, "`lox.save`")
+        parts = [local.written_here(), *local.lanes]
+        if local.lanes or local.shared:
+            parts = [part for part in parts if part]
+        for part in parts:
+            _save(directory, mode, words, part)
+            mode = "a"
         return
     sink = _SaveSink(directory, mode)
-    send_payload((words, with_key_data(logs)), sink, "`lox.save`")
+    send_payload((words, with_key_data(logs)), sink, "`lox.save`", with_device)
 
 
 class _SaveSink(HostSink):
@@ -86,9 +100,9 @@ class _SaveSink(HostSink):
 
 def _save(path: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
     if words is None:
-        open_writers.write(path, mode, None, logs)
+        _write(path, mode, None, logs)
     elif np.ndim(words) == 1:
-        open_writers.write(path / run_name(words), mode, words, logs)
+        _write(path / run_name(words), mode, words, logs)
     else:
         lanes = logs.lanes()
         if len(lanes) != len(words):
@@ -97,3 +111,7 @@ def _save(path: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
             )
         for lane, key in zip(lanes, words, strict=True):
             _save(path, mode, key, lane)
+
+
+def _write(run: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
+    open_writers.write(part_path(run, host.known_process_index()), mode, words, logs)

@@ -6,9 +6,8 @@ from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._errors import LoxTypeError
 from lox._events.selection import Selection
-from lox._host.callbacks import CallbackSink
+from lox._host.callbacks import CallbackSink, handle_by_default
 from lox._logs.logdict import logdict
-from lox._settings import default_handler
 
 from .arguments import Argnames, Argnums, Static
 from .compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
@@ -51,10 +50,6 @@ class _SwitchSink(CallbackSink):
 
 def _no_callback(logs: logdict) -> None:
     raise RuntimeError(f"no callback is set for {logs}")  # would be a bug in lox
-
-
-def _print(logs: logdict) -> None:
-    default_handler()(logs)
 
 
 @overload
@@ -170,7 +165,7 @@ def tap(
             f"`callback` of `lox.tap` must be a function of a `lox.logdict`, not "
             f"{callback!r}."
         )
-    receive = _print if callback is None else callback
+    receive = handle_by_default if callback is None else callback
     options = Options(
         "lox.tap",
         Selection.of(argnames, tags),

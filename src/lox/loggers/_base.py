@@ -18,6 +18,7 @@ from lox._events.selection import Selection
 from lox._jax import host
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
+from lox._logs.shards import local_logs
 from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Argnames, Argnums, Static
 from lox._transforms.compiled import is_outermost
@@ -30,7 +31,7 @@ from ._runs.config import plain_config, split_config
 from ._runs.open_runs import Full, OpenRuns
 from ._runs.processes import ALL, FIRST, check_processes
 from ._runs.sending import check_logs, send
-from ._runs.sinks import CloseSink, OpenSink, WriteSink
+from ._runs.sinks import CloseSink, DeviceWriteSink, OpenSink, WriteSink
 from ._runs.tapping import tap_to_runs
 
 P = ParamSpec("P")
@@ -170,7 +171,13 @@ class Logger:
         checked = check_logs(logs, steps, type(self).__name__, when)
         if not (self._accepts_typed_keys and is_outermost()):
             checked = with_key_data(checked)
-        send(self._runs, (words, checked), WriteSink)
+        if not is_outermost():
+            send(self._runs, (words, checked), WriteSink)
+            return
+        local = local_logs(checked, f"`{type(self).__name__}.log`")
+        send(self._runs, (words, local.own), WriteSink)
+        for rows in local.lanes:
+            send(self._runs, (words, rows), DeviceWriteSink)
 
     def spool(
         self,
@@ -344,6 +351,9 @@ class Logger:
 
     def _skip(self, run: RunInfo) -> None:
         """Called instead of `open` in a process that does not log to a run yet."""
+
+    def _unskip(self, run: RunInfo) -> None:
+        """Called instead of `close`, if the process has not logged to the run."""
 
     def _check(self, run: RunInfo) -> None:
         """Raises if `open` would raise, without changing anything."""

@@ -1,17 +1,23 @@
 """`SaveLogger`: runs in a store on disk."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lox._errors import LoxValueError
+from lox._errors import LoxValueError, StoreError
 from lox._jax import host
 from lox._logs.logdict import logdict
-from lox._store.creating import check_run, create_run, open_run, remove_parts
+from lox._store.creating import (
+    check_run,
+    create_run,
+    open_run,
+    remove_parts,
+)
 from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.locations import local_path
-from lox._store.processes import part_path
+from lox._store.processes import job_of, part_path
 from lox._store.syncing import flush_to_disk
 from lox._store.writer import Writer
 
@@ -83,27 +89,55 @@ class SaveLogger(Logger):
         # absolute, since the process may change its working directory
         self._path = local_path(path, "SaveLogger").absolute()
         self._mode = mode_of(exists, "SaveLogger")
+        # the jobs whose runs this one replaces, by run
+        self._replaced: dict[str, str | None] = {}
         # the closed runs that may not be on the disk yet
         self._closed: list[Writer] = []
 
     def _check(self, run: RunInfo) -> None:
-        check_run(self._directory(run), self._mode, REMEDY)
+        check_run(self._directory(run), self._mode, REMEDY, host.job())
 
     def _directory(self, run: RunInfo) -> pathlib.Path:
         return part_path(self._path / run.name, host.process_index())
 
     def open(self, run: RunInfo) -> Writer:
         path = self._directory(run)
-        writer = open_run(path, self._mode, run.key, run.config, REMEDY, tracked=True)
+        self._check_not_replaced(run)
+        job = host.job()
+        writer = open_run(
+            path, self._mode, run.key, run.config, REMEDY, job, tracked=True
+        )
         if self._mode == "w" and not host.process_index():
             remove_parts(path, host.process_count())
         return writer
 
     def _skip(self, run: RunInfo) -> None:
         self._check(run)
-        path = self._directory(run)
-        if self._mode == "w" and path.exists():
-            create_run(path, "w", run.key, run.config)
+        path, job = self._directory(run), host.job()
+        if self._mode == "w":
+            self._replaced[run.name] = job_of(self._path / run.name)
+            if path.exists():
+                create_run(path, "w", run.key, run.config, job=job)
+        # Shows that the process has not finished: it may be killed before its first
+        # row. What prevents it is reported with that row.
+        with contextlib.suppress(OSError):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def _unskip(self, run: RunInfo) -> None:
+        self._replaced.pop(run.name, None)
+        with contextlib.suppress(OSError):  # not empty
+            self._directory(run).rmdir()
+
+    def _check_not_replaced(self, run: RunInfo) -> None:
+        """Raises if another job has replaced the run since `_skip`."""
+        if run.name not in self._replaced:
+            return
+        found = job_of(self._path / run.name)
+        if found not in (None, host.job(), self._replaced.pop(run.name)):
+            raise StoreError(
+                f"another job has replaced the run at {self._path / run.name}. Choose "
+                "another path or key."
+            )
 
     def _set_config(self, run: Writer, info: RunInfo) -> bool:
         path = self._directory(info) / RUN_FILE

@@ -14,7 +14,7 @@ from lox._store.keys import run_name
 
 from .backend import Backend, OpenRun, Words, size_of
 from .exit import call_all, forget_after_fork, register_open, unregister_open
-from .processes import ProcessFilter
+from .processes import ProcessFilter, check_processes
 from .queue import JobQueue
 from .spill import Chunk
 
@@ -61,6 +61,7 @@ class OpenRuns:
         self.number = next(_numbers)
         numbered[self.number] = self
         check_full(logger.full, self.backend.name)
+        check_processes(logger.processes, self.backend.name)
         self.reset()
         forget_after_fork(self)
 
@@ -70,6 +71,8 @@ class OpenRuns:
         self.backend.reset()
         self._lock = threading.RLock()
         self._open = {}
+        # the config of the runs that this process writes only if its devices log
+        self._skipped: dict[Words, Mapping[str, Any]] = {}
         self._finished: set[Words] = set()
         # runs to close when no program can log to them any more
         self._ending: set[Words] = set()
@@ -105,7 +108,7 @@ class OpenRuns:
             config: the config of the run.
         """
         if not self._process.logs():
-            self.logger._skip(self.logger._run_info(words, config))
+            self._skip(words, config or {})
             return
         with self._lock:
             run = self._open.get(words)
@@ -124,6 +127,15 @@ class OpenRuns:
             self._write_early(words)
             if late:  # `init` has returned the state already
                 self.backend.raise_error()
+
+    def _skip(self, words: Words, config: Mapping[str, Any]) -> None:
+        if not self.logger._keeps_devices:
+            return
+        with self._lock:
+            self.logger._skip(self.logger._run_info(words, config))
+            self._finished.discard(words)
+            self._skipped[words] = config
+            register_open(self)
 
     def is_open(self, words: Words) -> bool:
         return words in self._open
@@ -196,8 +208,11 @@ class OpenRuns:
             except LoxError as error:
                 if not late:
                     raise
-                where = self.backend.fail(run, error, quietly=True)
-                late_error = type(error)(f"{error} The program continues; {where}")
+                if isinstance(error.__cause__, OSError):  # such as a full disk
+                    self.backend.fail(run, error)
+                else:  # such as a run that already exists: the user has to decide
+                    where = self.backend.fail(run, error, quietly=True)
+                    late_error = type(error)(f"{error} The program continues; {where}")
         self._open[words] = run
         register_open(self)
         if self._queue is not None:
@@ -216,7 +231,7 @@ class OpenRuns:
         self._check_not_finished(words)
         error: LoxError | None = None
         try:
-            run = self._start(words, late)
+            run = self._start(words, late, self._skipped.pop(words, None))
         except LoxError as raised:
             run, error = self._open.get(words), raised
             if run is None:
@@ -309,6 +324,10 @@ class OpenRuns:
             run = self._open.pop(words, None)
             self._finished.add(words)
             self._ending.discard(words)
+            config = self._skipped.pop(words, None)
+            if config is not None:
+                self._unregister_if_done()
+                self.logger._unskip(self.logger._run_info(words, config))
             if run is None:
                 return
             if self._queue is None:
@@ -350,12 +369,12 @@ class OpenRuns:
         self.backend.raise_error()
 
     def _unregister_if_done(self) -> None:
-        if not self._open and not self._early:
+        if not self._open and not self._early and not self._skipped:
             unregister_open(self)
 
     def close_all(self) -> None:
         """Closes all runs when the process exits."""
-        words = {*self._open, *self._early}
+        words = {*self._open, *self._early, *self._skipped}
         closes = [functools.partial(self.close, each) for each in words]
         ends = [] if self._queue is None else [self._queue.end]
         call_all([*closes, self.wait, *ends])

@@ -22,7 +22,7 @@ def check_processes(processes: str, logger: str) -> str:
     if processes not in (FIRST, ALL):
         raise LoxValueError(
             f"`processes` of `{logger}` is {processes!r}; it must be {FIRST!r} (the "
-            f"first process logs) or {ALL!r} (each process logs to a run of its own)."
+            f"first process logs) or {ALL!r} (every process logs)."
         )
     return processes
 

@@ -16,6 +16,7 @@ from lox._logs.access import keys_of, metadata_of
 from lox._logs.logdict import from_keys, logdict
 from lox._source import delivery, user_source
 from lox._transforms.compiled import is_outermost
+from lox._transforms.deliver import with_device
 
 from .open_runs import OpenRuns
 from .sinks import CloseSink, RunSink
@@ -35,7 +36,8 @@ def send(
     if is_outermost():
         _send_from_host(runs, payload, sink)
         return
-    send_payload(payload, sink, "the logger")
+    of_device = with_device if sink.names_devices else None
+    send_payload(payload, sink, "the logger", of_device)
 
 
 def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:

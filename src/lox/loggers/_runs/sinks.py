@@ -23,7 +23,7 @@ from lox._host.logdicts import (
 )
 from lox._logs.access import with_lane
 from lox._logs.logdict import RowToLogs, logdict
-from lox._source import user_line
+from lox._source import delivery, user_line
 from lox._transforms.run_keys import split_run
 from lox._transforms.run_lanes import (
     LanesInRuns,
@@ -44,7 +44,12 @@ class RunSink(CallbackSink):
         runs: the open runs of the logger.
         shared: the number of devices that send the payload, in no order; 0 if the
             program sends it once.
+
+    Attributes:
+        names_devices: whether it needs to know which device sends the payload.
     """
+
+    names_devices = False
 
     def __init__(self, runs: OpenRuns, shared: int = 0) -> None:
         super().__init__(lambda logs: self.handle(logs[PAYLOAD], late=True))
@@ -253,6 +258,8 @@ class CloseSink(RunSink):
 class WriteSink(RunSink):
     """Writes logs to runs."""
 
+    names_devices = True
+
     def consumer(self, event: Event) -> Consume:
         def receive(words: Any, logs: logdict) -> None:
             self.handle((words, logs), late=True)
@@ -282,6 +289,17 @@ class WriteSink(RunSink):
             )
         pairs = zip(words, lanes, strict=True)
         call_all(partial(self._write, one, lane, late) for one, lane in pairs)
+
+
+class DeviceWriteSink(WriteSink):
+    """Writes logs of a device from the host; each process has those of its devices."""
+
+    def handle(self, payload: Any, late: bool) -> None:
+        delivery.per_device = True
+        try:
+            super().handle(payload, late)
+        finally:
+            delivery.per_device = False
 
 
 def words_of_runs(words: Any) -> list[Words]:

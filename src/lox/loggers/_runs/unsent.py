@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from lox._errors import LoxError, StoreError
+from lox._jax import host
 from lox._logs.logdict import logdict
 from lox._store.creating import open_run
 from lox._store.keys import run_name
@@ -14,10 +15,16 @@ UNSENT = pathlib.Path(".lox") / "unsent"
 
 
 class UnsentRuns:
-    """Creates runs for the unsent logs of one run, named by logger, run and time."""
+    """Creates runs for the unsent logs of one run.
+
+    They are named by logger, run and time, and by process, except in the first one.
+    """
 
     def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
-        self._name = f"{name}-{run_name(words)}-{time.strftime('%Y%m%d-%H%M%S')}"
+        process = host.known_process_index()
+        of_process = f"-process-{process}" if process else ""
+        started = time.strftime("%Y%m%d-%H%M%S")
+        self._name = f"{name}-{run_name(words)}{of_process}-{started}"
         self._words = words
         self._config = config
         self._number = 0
@@ -28,8 +35,9 @@ class UnsentRuns:
             path = UNSENT / (f"{self._name}-{number}" if number else self._name)
             try:
                 writer = open_run(path, "x", self._words, self._config)
-            except StoreError:
-                if not path.exists():
+            except StoreError as error:
+                # it is not that the run exists, but the disk is full, for example
+                if isinstance(error.__cause__, OSError) or not path.exists():
                     raise
                 self._number += 1
             else:
