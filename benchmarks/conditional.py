@@ -3,11 +3,9 @@
 On CPUs, XLA (as of JAX 0.10) runs a loop body of up to eight kernels in sequence, and a
 larger one by a scheduler, which takes 0.4 µs longer. An event with a `when` adds a
 kernel for the `when` and one for the conditional delivery, and those of values that
-nothing else needs, such as the step. The first body has more than eight kernels with
-and without the event. The second one exceeds them only with the event, by hand too.
-
-The bodies take about 1 µs, so that what the event adds can be measured on a busy
-machine. The ratios are those of a body of 11 µs.
+nothing else needs, such as the step: four in all. The first body has more than eight
+kernels with and without the event, and the second one has at most eight. The third one
+exceeds them only with the event, by hand too.
 """
 
 from collections.abc import Iterator
@@ -21,28 +19,34 @@ from jax.experimental import io_callback
 import lox
 
 from .figure import Figure
-from .interleaved import best_times
+from .loop_bodies import Loop, Ratios, details, ratios
 
-_SHORT, _STEPS = 100, 1_000
 _LONG = 1_000_000
 _KEPT = 1_000
-_BODY = 11e-6  # seconds
 
 
 def figures() -> Iterator[Figure]:
-    tapped, plain = _times(_log, None, statistics=6)
+    tapped, by_hand, _ = _ratios(_kernels, statistics=6)
     yield Figure(
-        "tap of `log(when=False)` / no log, loop body of 11 µs",
-        1 + (tapped - plain) / _BODY,
-        1.02,
+        "tap of `log(when=False)` / no log, loop body of 11 µs", tapped.direct, 1.02
     )
-    tapped, by_hand, plain = _times(_log, _log_by_hand, None, statistics=0)
+    yield from details(tapped)
     yield Figure(
-        "  / `cond` and callback by hand, body of five kernels",
-        (_BODY + tapped - plain) / (_BODY + by_hand - plain),
-        1.02,
+        "  / `cond` and callback by hand", tapped.direct / by_hand.direct, 1.02
     )
-    yield Figure("  / no log, body of five kernels", 1 + (tapped - plain) / _BODY)
+    tapped, by_hand, _ = _ratios(_fused, statistics=0)
+    yield Figure(
+        "tap of `log(when=False)` / no log, body of four kernels", tapped.direct, 1.02
+    )
+    yield from details(tapped)
+    tapped, by_hand, _ = _ratios(_fused, statistics=1)
+    yield Figure(
+        "tap of `log(when=False)` / no log, body of five kernels", tapped.direct
+    )
+    yield from details(tapped)
+    yield Figure(
+        "  / `cond` and callback by hand", tapped.direct / by_hand.direct, 1.02
+    )
     steps = jax.ShapeDtypeStruct((_LONG,), jnp.float32)
     program = jax.jit(lox.spool(_rare, capacity=_KEPT)).lower(steps).compile()
     analysis = program.memory_analysis()
@@ -55,36 +59,25 @@ def figures() -> Iterator[Figure]:
     )
 
 
-def _times(*logs: Any, statistics: int) -> list[float]:
-    """The times of an iteration, with each of these ways to log.
+def _ratios(work: Any, statistics: int) -> list[Ratios]:
+    """The ratios of a tapped event, of the same by hand, and of no event."""
 
-    They are differences between a long and a short loop: calling a program with
-    ordered callbacks takes JAX 0.2 ms longer, however long its loop is.
-    """
-    matrix = jnp.eye(16) * 0.5
+    def loop(log: Any) -> Loop:
+        def make(steps: int, repetitions: int) -> Any:
+            fun = _loop(log, steps, work, repetitions, statistics)
+            return lox.tap(fun, _ignore) if log is _log else fun
 
-    def contender(log: Any, steps: int) -> Any:
-        fun = _loop(log, steps, statistics)
-        run = jax.jit(lox.tap(fun, _ignore) if log is _log else fun)
+        return make
 
-        def call() -> None:
-            jax.block_until_ready(run(matrix))
-            jax.effects_barrier()
-
-        return call
-
-    lengths = (_SHORT, _SHORT + _STEPS)
-    contenders = [contender(log, steps) for log in logs for steps in lengths]
-    times = best_times(*contenders, rounds=5, repeats=60)
-    pairs = zip(times[::2], times[1::2], strict=True)
-    return [(long - short) / _STEPS for short, long in pairs]
+    return ratios([loop(_log), loop(_log_by_hand), loop(None)], jnp.eye(16) * 0.5)
 
 
-def _loop(log: Any, steps: int, statistics: int) -> Any:
+def _loop(log: Any, steps: int, work: Any, repetitions: int, statistics: int) -> Any:
     def loop(x: Any) -> Any:
         def body(carry: Any, i: Any) -> Any:
             x, size, *others = carry
-            x = jnp.tanh(x @ x) + 0.1
+            for _ in range(repetitions):
+                x = work(x)
             size = size * 0.5 + x.sum()
             others = [0.9 * other + k for k, other in enumerate(others)]
             if log is not None:
@@ -95,6 +88,14 @@ def _loop(log: Any, steps: int, statistics: int) -> Any:
         return lax.scan(body, start, jnp.arange(steps))[0]
 
     return loop
+
+
+def _kernels(x: Any) -> Any:
+    return jnp.tanh(x @ x) + 0.1
+
+
+def _fused(x: Any) -> Any:
+    return jnp.tanh(x) + 0.1
 
 
 def _log(size: Any, i: Any) -> None:

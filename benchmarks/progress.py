@@ -1,9 +1,7 @@
 """`lox.progress`: what a bar adds to each iteration of a loop.
 
-The bodies take less than 1 µs, so that what a bar adds can be measured on a busy
-machine. The ratios are those of a body of 11 µs. They are taken from the difference
-between a long and a short loop, which make the same number of reports: a loop makes up
-to 100, of about 6 µs each, however long it is.
+A loop makes up to 100 reports, of about 6 µs each, however long it is; the direct
+measurement includes them.
 """
 
 import io
@@ -17,10 +15,7 @@ from jax import lax
 import lox
 
 from .figure import Figure
-from .interleaved import best_times
-
-_SHORT, _STEPS = 100, 1_000
-_BODY = 11e-6  # seconds
+from .loop_bodies import details, ratios
 
 
 def figures() -> Iterator[Figure]:
@@ -30,55 +25,50 @@ def figures() -> Iterator[Figure]:
             (lambda fun: fun, one, ""),
             (jax.vmap, lanes, ", 8 vmapped lanes"),
         ):
-            contenders = [
-                _contender(show(vmap(make(steps)), steps), x)
-                for show in (_shown, lambda fun, _: fun)
-                for steps in (_SHORT, _SHORT + _STEPS)
-            ]
-            short, long, plain_short, plain_long = best_times(
-                *contenders, rounds=5, repeats=60
-            )
-            added = (long - short) - (plain_long - plain_short)
-            yield Figure(
-                f"`progress` / without, {kind} with a body of 11 µs{where}",
-                1 + added / _STEPS / _BODY,
-                1.01,
-            )
 
+            def plain(
+                steps: int, count: int, make: Any = make, vmap: Any = vmap
+            ) -> Any:
+                return vmap(make(steps, count))
 
-def _contender(fun: Callable[[Any], Any], x: Any) -> Callable[[], None]:
-    run = jax.jit(fun)
+            def shown(steps: int, count: int, plain: Any = plain) -> Any:
+                return _shown(plain(steps, count), steps)
 
-    def call() -> None:
-        jax.block_until_ready(run(x))
-        jax.effects_barrier()
-
-    return call
+            measured, _ = ratios([shown, plain], x)
+            what = f"`progress` / without, {kind} with a body of 11 µs{where}"
+            yield Figure(what, measured.direct, 1.01)
+            yield from details(measured)
 
 
 def _shown(fun: Callable[[Any], Any], steps: int) -> Callable[[Any], Any]:
     return lox.progress(fun, total=steps, file=_Nowhere())
 
 
-def _scan(steps: int) -> Callable[[Any], Any]:
+def _scan(steps: int, repetitions: int) -> Callable[[Any], Any]:
     def body(carry: Any, _: None) -> Any:
         x, size = carry
-        x = jnp.tanh(x) + 0.1
+        x = _work(x, repetitions)
         return (x, size * 0.5 + x.sum()), None
 
     return lambda x: lax.scan(body, (x, jnp.float32(0)), None, length=steps)[0]
 
 
-def _while(steps: int) -> Callable[[Any], Any]:
+def _while(steps: int, repetitions: int) -> Callable[[Any], Any]:
     def body(carry: Any) -> Any:
         x, i = carry
-        return jnp.tanh(x) + 0.1, i + 1
+        return _work(x, repetitions), i + 1
 
     def loop(x: Any) -> Any:
         last = steps + jnp.floor(x[0])  # each lane has its own
         return lax.while_loop(lambda carry: carry[1] < last, body, (x, 0.0))
 
     return loop
+
+
+def _work(x: Any, repetitions: int) -> Any:
+    for _ in range(repetitions):
+        x = jnp.tanh(x) + 0.1
+    return x
 
 
 class _Nowhere(io.TextIOBase):

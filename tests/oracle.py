@@ -30,6 +30,16 @@ STRAIGHT = (
     "log_elements",
     "update",
 )
+MIXED = (
+    *STRAIGHT,
+    "log_grad",
+    "log_grad_when",
+    "log_grad_tree",
+    "watch",
+    "watch_nonfinite",
+    "update",
+    "update",
+)
 BLOCKS = (
     "scan",
     "reverse_scan",
@@ -43,6 +53,7 @@ BLOCKS = (
     "map",
 )
 UNBOUNDED = ("while", "fori_dynamic")  # no reverse-mode derivative, no stacking
+MIXED_BLOCKS = (*BLOCKS, "logging_custom_vjp", "while_in_custom_vjp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +80,15 @@ def show(program: Program) -> str:
 
 
 def generate(
-    seed: int, unbounded: bool = False, straight: tuple[str, ...] = STRAIGHT
+    seed: int,
+    unbounded: bool = False,
+    straight: tuple[str, ...] = STRAIGHT,
+    blocks: tuple[str, ...] = BLOCKS,
 ) -> Program:
     """A random program; `unbounded` ones have loops without a static length."""
     rng = random.Random(seed)
     budget = [rng.randint(3, 9)]
-    kinds = BLOCKS + UNBOUNDED if unbounded else BLOCKS
+    kinds = blocks + UNBOUNDED if unbounded else blocks
 
     def block(depth: int) -> Program:
         return tuple(statement(depth) for _ in range(rng.randint(1, 3)))
@@ -84,9 +98,9 @@ def generate(
         if depth == 0 or budget[0] < 0 or rng.random() < 0.4:
             return Statement(rng.choice(straight), rng.randint(0, 3))
         kind = rng.choice(kinds)
-        blocks = {"cond": 2, "switch": 3}.get(kind, 1)
+        count = {"cond": 2, "switch": 3}.get(kind, 1)
         return Statement(
-            kind, rng.randint(0, 3), tuple(block(depth - 1) for _ in range(blocks))
+            kind, rng.randint(0, 3), tuple(block(depth - 1) for _ in range(count))
         )
 
     return tuple(statement(3) for _ in range(rng.randint(2, 4)))
@@ -107,8 +121,14 @@ class Plain:
             own = {n: np.asarray(x)[i if np.ndim(x) else ()] for n, x in steps.items()}
             self.events.append((row, own))
 
-    def log_grad(self, name, x, **steps):
+    def log_grad(self, name, x, **options):
         return x
+
+    def watch(self, name, tree, when=True, grad=False, **steps):
+        for path, x in tree.items():
+            happens = not np.isfinite(x) if when == "nonfinite" else when
+            self.log({f"{name}/{path}/rms": abs(x)}, when=bool(happens), **steps)
+        return tree
 
     def scan(self, body, x, length, reverse=False):
         for i in reversed(range(length)) if reverse else range(length):
@@ -131,7 +151,12 @@ class Plain:
     def call(self, fun, x, *rest):
         return fun(x, *rest)
 
-    jit = checkpoint = custom_jvp = custom_vjp = call
+    jit = checkpoint = custom_jvp = custom_vjp = logging_custom_vjp = call
+
+    def while_in_custom_vjp(self, fun, x, i, who):
+        for _ in range(2):
+            x = fun(x, i, who) + 0.125
+        return x
 
     def map(self, fun, x, length):
         return sum((fun(x + i) for i in range(length)), x)
@@ -154,12 +179,26 @@ class Perturbed(Plain):
     def log(self, data, **steps):
         pass
 
-    def log_grad(self, name, x, **steps):
+    def log_grad(self, name, x, when=True, of=None, **steps):
+        """Perturbs a value; `of` makes the logged value of its cotangent."""
+        if isinstance(x, dict):  # one value is differentiated, the others are not
+            tree = dict.fromkeys(x)
+            a = self.log_grad(name, x["a"], when, lambda ct: {**tree, "a": ct}, **steps)
+            return {**x, "a": a}
         if not self._counts:
             return x
         values = {key: float(step) for key, step in steps.items()}
-        self.cotangents.append((name, values))
+        self.cotangents.append((name, values, when, of))
         return x + self.eps[len(self.cotangents) - 1]
+
+    def watch(self, name, tree, when=True, grad=False, **steps):
+        if not grad:
+            return tree
+        of = np.abs
+        return {
+            path: self.log_grad(f"{name}/grad/{path}/rms", x, when, of, **steps)
+            for path, x in tree.items()
+        }
 
     def custom(self, fun, x, *rest):
         # the rules below give the derivative, and the function has none of its own
@@ -170,12 +209,22 @@ class Perturbed(Plain):
 
     custom_jvp = custom_vjp = custom
 
+    def logging_custom_vjp(self, fun, x, i, who):
+        y = self.custom(fun, x, i, who)
+        return self.log_grad("ct", y, step=i, who=who)
+
+    def while_in_custom_vjp(self, fun, x, i, who):
+        return self.custom(partial(super().while_in_custom_vjp, fun), x, i, who)
+
 
 class Jax:
     """JAX's own."""
 
     log = staticmethod(lox.log)
     log_grad = staticmethod(lox.log_grad)
+
+    def watch(self, *args, **options):
+        return lox.watch(*args, stats=("rms",), **options)
 
     def scan(self, body, x, length, reverse=False):
         def step(x, i):
@@ -214,6 +263,26 @@ class Jax:
         f.defvjp(lambda *a: (fun(*a), None), lambda _, ct: (ct * 0.5, None, None))
         return f(*args)
 
+    def logging_custom_vjp(self, fun, *args):
+        f = jax.custom_vjp(fun)
+
+        def bwd(residuals, ct):
+            i, who = residuals
+            lox.log({"ct": ct}, step=i, who=who)
+            return ct * 0.5, None, None
+
+        f.defvjp(lambda x, i, who: (fun(x, i, who), (i, who)), bwd)
+        return f(*args)
+
+    def while_in_custom_vjp(self, fun, *args):
+        def loop(x, i, who):
+            def body(carry):
+                return fun(carry[0], i, who) + 0.125, carry[1] + 1
+
+            return lax.while_loop(lambda carry: carry[1] < 2, body, (x, 0))[0]
+
+        return self.custom_vjp(loop, *args)
+
     def map(self, fun, x, length):
         return x + lax.map(lambda i: fun(x + i), jnp.arange(1.0 * length)).sum()
 
@@ -243,6 +312,17 @@ def run(program: Program, x: Any, ops: Any) -> Any:
             ops.log({"e": xs}, when=jnp.stack(flags), step=jnp.arange(3) + i, who=who)
         elif s.kind == "log_grad":
             return ops.log_grad(f"d{n}", x, step=i, who=who)
+        elif s.kind == "log_grad_when":
+            when = index_of(x, 2) == 0
+            return ops.log_grad(f"g{n}", x, when=when, step=i, who=who)
+        elif s.kind == "log_grad_tree":
+            return log_grad_tree(x, n, who)
+        elif s.kind == "watch":
+            tree = ops.watch(f"p{n}", {"a": x}, grad=n > 0, step=i, who=who)
+            return tree["a"]
+        elif s.kind == "watch_nonfinite":
+            bad = x + jnp.where(index_of(x, 2) == 0, jnp.inf, 0.0)
+            ops.watch(f"q{n}", {"a": bad, "b": x}, when="nonfinite", who=who)
         elif s.kind == "update":
             return x * (0.5 + 0.25 * n) + 0.125
         elif s.kind in ("scan", "reverse_scan"):
@@ -262,6 +342,11 @@ def run(program: Program, x: Any, ops: Any) -> Any:
         else:
             return getattr(ops, s.kind)(partial(do_all, s.blocks[0]), x, i, who)
         return x
+
+    def log_grad_tree(x: Any, n: int, who: Any) -> Any:
+        # an integer has no cotangent, and a constant is not differentiated
+        tree = ops.log_grad("tree", {"a": x, "n": jnp.int32(n)}, who=who)
+        return tree["a"] * 0.75
 
     def while_loop(s: Statement, x: Any, i: Any, who: Any) -> Any:
         # the condition logs too; the bound makes every loop end
@@ -310,20 +395,24 @@ def gradient(function: Any, x: float) -> Any:
 
 
 def expected_cotangents(
-    program: Program, x: float
+    program: Program, x: float, plain: type[Perturbed] = Perturbed
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The events of a backward pass, which is plain Python's in reverse."""
     most = 1000
-    plain = Perturbed(np.zeros(most, np.float32))
-    run(program, jnp.float32(x), plain)
-    assert len(plain.cotangents) <= most
+    first = plain(np.zeros(most, np.float32))
+    run(program, jnp.float32(x), first)
+    assert len(first.cotangents) <= most
 
     def result(eps: Any) -> Any:
-        return run(program, jnp.float32(x), Perturbed(eps))
+        return run(program, jnp.float32(x), plain(eps))
 
-    values = jax.grad(result)(jnp.zeros(len(plain.cotangents)))
-    named = zip(plain.cotangents, np.asarray(values), strict=True)
-    events = [({name: value}, steps) for (name, steps), value in named]
+    values = jax.grad(result)(jnp.zeros(len(first.cotangents)))
+    events = []
+    for (name, steps, when, of), value in zip(
+        first.cotangents, np.asarray(values), strict=True
+    ):
+        if when:
+            events.append(({name: value if of is None else of(value)}, steps))
     return events[::-1]
 
 

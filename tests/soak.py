@@ -16,29 +16,36 @@ import jax
 import lox
 
 from . import oracle
-from .interpreter import test_oracle
+from .interpreter import test_mixed_oracle, test_oracle
 from .streams import test_oracle as test_streams_oracle
 
 CHECKS = (
-    ("spool, tap and nolog", False, test_oracle.check),
-    ("unbounded loops", True, test_oracle.check_unbounded),
-    ("streams", None, test_streams_oracle.check),
+    ("spool, tap and nolog", test_oracle.check),
+    ("unbounded loops", test_oracle.check_unbounded),
+    ("streams", test_streams_oracle.check),
+    ("every kind of event", test_mixed_oracle.check),
 )
+
+
+def program(name: str, seed: int) -> oracle.Program:
+    if name == "every kind of event":
+        return test_mixed_oracle.Program(seed).statements
+    unbounded = seed % 4 > 1 if name == "streams" else name == "unbounded loops"
+    return oracle.generate(seed, unbounded=unbounded)
 
 
 def main(count: int, first: int) -> int:
     failed = 0
     start = time.perf_counter()
     for seed in range(first, first + count):
-        for name, unbounded, check in CHECKS:
+        for name, check in CHECKS:
             lox.set_default("silent")  # otherwise untransformed programs print
             try:
                 check(seed)
             except Exception:
                 failed += 1
                 print(f"seed {seed}, {name}:")
-                is_unbounded = seed % 4 > 1 if unbounded is None else unbounded
-                print(oracle.show(oracle.generate(seed, unbounded=is_unbounded)))
+                print(oracle.show(program(name, seed)))
                 traceback.print_exc(limit=-6)
         done = seed - first + 1
         if done % 50 == 0:

@@ -273,19 +273,24 @@ def test_reductions_and_taps_skip_cotangents_of_ended_lanes(kind):
 # --- diffrax -----------------------------------------------------------------
 
 
-def solution(solver, rate):
-    def field(t, y, args):
-        return -rate * lox.log_grad("dy", y) + jnp.sin(8 * t) * rate
+def decay(y, rate):
+    return -rate * lox.log_grad("dy", y)
 
+
+DIRECT = diffrax.DirectAdjoint()
+CHECKPOINTS = diffrax.RecursiveCheckpointAdjoint(checkpoints=4)
+
+
+def solution(solver, rate, field=decay, adjoint=CHECKPOINTS):
     return diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
+        diffrax.ODETerm(lambda t, y, args: field(y, rate) + jnp.sin(8 * t) * rate),
         solver,
         0.0,
         1.0,
         0.2,
         jnp.array(1.0),
         stepsize_controller=diffrax.PIDController(rtol=1e-1, atol=1e-1),
-        adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=4),
+        adjoint=adjoint,
         max_steps=32,
     ).ys[0]
 
@@ -310,3 +315,87 @@ def test_cotangents_that_depend_on_other_lanes_are_refused():
     logs = lox.spool(lambda xs: lax.map(grad, xs), capacity=2 * ROWS)(RATES)[1]
     assert len(logs["dy"])
     jax.vmap(lox.spool(functools.partial(solution, diffrax.Tsit5())))(RATES)
+
+
+def logged_by_hand(y, rate):
+    return -rate * sine(y, 0)
+
+
+def test_events_of_backward_rules_that_depend_on_other_lanes_are_refused():
+    solve = functools.partial(solution, diffrax.Tsit5(), field=logged_by_hand)
+    grad = jax.grad(solve)
+    for fun in (
+        jax.vmap(lox.spool(grad, capacity=ROWS)),
+        lox.spool(jax.vmap(grad), capacity=ROWS),
+        lox.spool(jax.grad(lambda xs: jnp.sum(jax.vmap(solve)(xs))), capacity=ROWS),
+        # its loops are scans
+        jax.vmap(lox.spool(jax.grad(functools.partial(solve, adjoint=DIRECT)))),
+    ):
+        with pytest.raises(
+            lox.UnsupportedPrimitiveError, match=r"'by hand'.*\.py:\d+.*lax\.map"
+        ):
+            fun(RATES)
+    assert len(lox.spool(grad, capacity=ROWS)(RATES[0])[1]["by hand"])
+
+
+# --- loops whose lanes are not known -----------------------------------------
+
+
+def lockstep(predicates, x):
+    """Three iterations in all lanes, like the backward pass of a loop of Equinox."""
+
+    def cond(carry):
+        return eqxi.nonbatchable(carry[0]) > 0
+
+    def body(carry):
+        i, running, h = carry
+        lox.log({"h": h}, step=i)
+        selecting, running = predicates(running, h)
+        new = eqxi.select_if_vmap_p.bind(selecting, h * 2.0, h)
+        return i - 1, running, new
+
+    return lax.while_loop(cond, body, (jnp.int32(3), x < 4.0, x))[2]
+
+
+def carried(running, h):
+    return running, running & (h < 1.0)
+
+
+def conjunction(running, h):
+    return jnp.bool_(True) & running, running & (h < 1.0)
+
+
+def in_a_call(running, h):
+    return jax.jit(lambda x: x & True)(running), running & (h < 1.0)
+
+
+def computed(running, h):
+    return running | (h < 0.5), running & (h < 1.0)
+
+
+@pytest.mark.parametrize("predicates", [carried, conjunction])
+def test_loops_in_lockstep_log_in_lanes_whose_predicate_is_carried(predicates):
+    fun = lox.spool(functools.partial(lockstep, predicates), capacity=3)
+    lanes = jax.vmap(fun)(STARTS)[1].lanes()
+    found = [np.ravel(lane.compact().get("h", [])).tolist() for lane in lanes]
+    expected = [[0.5, 1.0], [0.05, 0.1, 0.2], [2.0], []]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("predicates", [computed, in_a_call])
+def test_loops_in_lockstep_with_unknown_lanes_are_refused(predicates):
+    fun = functools.partial(lockstep, predicates)
+    assert lox.spool(fun, capacity=3)(0.5)[1]["h"].tolist() == [0.5, 1.0, 2.0]
+    for transformed in (
+        jax.vmap(lox.spool(fun, capacity=3)),
+        lox.spool(jax.vmap(fun), capacity=3),
+        lox.tap(jax.vmap(fun), print),
+    ):
+        with pytest.raises(
+            lox.UnsupportedPrimitiveError, match=r"'h', logged at .*\.py:\d+.*lax\.map"
+        ):
+            transformed(STARTS)
+    # lanes that do not reach the predicate
+    logs = lox.spool(jax.vmap(lambda x: fun(0.5) * x), capacity=3)(STARTS)[1]
+    assert logs["h"].shape == (3, 4)

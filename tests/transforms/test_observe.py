@@ -311,6 +311,22 @@ def test_function_that_runs_beside_its_rule_logs_its_own_events_once():
     np.testing.assert_allclose(logs["v"], expected)
 
 
+def steps_that_log(x):
+    def step(i, v):
+        lox.log({"mine": v}, step=i)
+        return v * 0.5 + i
+
+    return lax.fori_loop(0, 3, step, x)
+
+
+def test_rule_that_calls_its_function_is_observed_in_program_order():
+    fun = jax.custom_vjp(steps_that_log)
+    fun.defvjp(lambda x: (steps_that_log(x), None), lambda _, t: (t / 8,))
+    seen = []
+    lox.tap(jax.grad(observed(fun)), lambda logs: seen.append(list(logs)[-1]))(1.5)
+    assert seen == ["mine", "v"] * 3  # a second run, for its events, would come later
+
+
 def test_loops_in_a_shard_map_log_on_every_device():
     mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
     spec = jax.sharding.PartitionSpec("d")

@@ -154,7 +154,7 @@ def _without_recomputation(eqn: Any, rule: Any) -> Any:
 def _watched_rule(
     rule: Any, walk: Walk, state: State = NO_STATE, lines: frozenset[Line] = frozenset()
 ) -> Any:
-    """Returns a derivative rule with its events handled.
+    """Returns a backward rule with its events handled.
 
     Args:
         rule: a Python function.
@@ -163,7 +163,7 @@ def _watched_rule(
         lines: the lines of the function itself that log.
     """
     return watches.watched(
-        rule, HandlingWatch(walk.handler.for_derivative_rules(lines), state)
+        rule, HandlingWatch(walk.handler.for_backward_rules(lines), state)
     )
 
 
@@ -182,6 +182,7 @@ def _hidden_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
 
 @hidden_rules(hijax.CUSTOM_VJP)
 def _hidden_hijax_vjp_rules(walk: Walk, eqn: Any) -> dict[str, Any]:
-    watch = HandlingWatch(walk.handler.for_derivative_rules())
-    prim = hijax.with_watched_rules(jaxprs.hijax(eqn), watch, watch)
+    fwd = HandlingWatch(walk.handler.for_derivative_rules())
+    bwd = HandlingWatch(walk.handler.for_backward_rules())
+    prim = hijax.with_watched_rules(jaxprs.hijax(eqn), fwd, bwd)
     return {"_prim": prim}

@@ -84,6 +84,10 @@ class Handler:
         """
         return self
 
+    def for_backward_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
+        """The same for backward rules, which run in the backward pass."""
+        return self.for_derivative_rules(lines)
+
     def for_cotangents(self) -> "Handler":
         """The handler for the events of cotangents, which derivatives add later on."""
         return self.for_derivative_rules()

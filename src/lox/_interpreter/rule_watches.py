@@ -134,7 +134,13 @@ class HandlingWatch(_Watch):
     def inside(self, role: str, name: str) -> _Watch:
         if role == "call":
             return self
-        return HandlingWatch(self._handler.for_derivative_rules(), self._state)
+        handler = self._handler
+        inside = (
+            handler.for_backward_rules()
+            if role == "bwd"
+            else handler.for_derivative_rules()
+        )
+        return HandlingWatch(inside, self._state)
 
     def rewritten(self, jaxpr: Any) -> Any:
         return Walk(self._handler).rewritten(jaxpr)

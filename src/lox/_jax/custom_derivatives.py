@@ -9,7 +9,7 @@ from jax.extend import core as jex, linear_util as lu
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad
 
-from . import compat, jaxprs
+from . import compat, debug_info, jaxprs
 from .ad import instantiated
 from .rule_sources import with_source_location_of
 
@@ -32,7 +32,8 @@ def jvp_rule_jaxpr(eqn: JaxprEqn, zeros: Sequence[bool]) -> tuple[Any, list[bool
     Returns:
         The jaxpr, and which tangents of the results are zero.
     """
-    jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    with debug_info.own_lines():
+        jaxpr, consts, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     return _closed(jaxpr, consts), list(out_zeros)
 
 
@@ -85,7 +86,8 @@ def _zero(primal: Any) -> Any:
 
 def fwd_rule_jaxpr(eqn: JaxprEqn, perturbed: Sequence[bool]) -> Any:
     """The forward rule of a `custom_vjp`: from primals to residuals and results."""
-    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*perturbed)
+    with debug_info.own_lines():
+        jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*perturbed)
     return _closed(jaxpr, consts)
 
 

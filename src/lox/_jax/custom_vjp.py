@@ -8,7 +8,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad
 
-from . import jaxprs
+from . import debug_info, jaxprs
 from .ad import instantiated
 from .custom_derivatives import (
     bwd_rule,
@@ -132,7 +132,8 @@ class _HighCustomVjpCall(CustomVjpCall):
             trees.append(tree)
             return [*prim.out_tree.flatten_up_to(outs), *leaves]
 
-        jaxpr, _, _ = jaxprs.trace(rule, prim.in_avals_flat, self.function)
+        with debug_info.own_lines():
+            jaxpr, _, _ = jaxprs.trace(rule, prim.in_avals_flat, self.function)
         results = prim.out_tree.num_leaves
 
         def split(outs: Sequence[Any]) -> tuple[list[Any], Any]:

@@ -1,7 +1,10 @@
 """What JAX remembers about the user's code: lines, functions and names of values."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
 
 from . import compat, jaxprs
@@ -10,6 +13,13 @@ _user_frame = compat.private(
     "source_info_util.user_frame",
     "the line of a loop is not known",
     default=lambda traceback: None,
+)
+
+
+_source_info = compat.private(
+    "source_info_util._source_info_context",
+    "loops in derivative rules seem to be on the line that calls the function",
+    default=None,
 )
 
 
@@ -27,6 +37,25 @@ def place_of(eqn: JaxprEqn) -> Place | None:
     if frame is None:
         return None
     return Place(frame.file_name, frame.start_line, frame.function_name)
+
+
+@contextlib.contextmanager
+def own_lines() -> Iterator[None]:
+    """For functions that are traced while an equation is evaluated.
+
+    Their equations get the lines that they are on, instead of the equation's.
+    """
+    if _source_info is None:
+        yield
+        return
+    before = _source_info.context
+    names = source_info_util.current_name_stack()
+    new = source_info_util.new_source_info()
+    _source_info.context = new.replace(name_stack=names)
+    try:
+        yield
+    finally:
+        _source_info.context = before
 
 
 def is_backward(eqn: JaxprEqn) -> bool:

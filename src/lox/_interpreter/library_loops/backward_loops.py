@@ -2,13 +2,14 @@
 
 It is another loop, which all lanes run for the same number of iterations. Each
 iteration recomputes a step of the forward pass, or differentiates it. The predicate of
-each lane in that step is a carry: it selects the new values, by `select_if_vmap`, and
-is the mask of the events inside.
+each lane in that step is a carry: it selects the new values, by `select_if_vmap` and,
+for buffers, by `maybe_set`. It is the mask of the events inside.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from lox._interpreter.walk import cached
 from lox._jax import jaxprs, primitives
 
 from .lane_primitives import active_p, merges_lanes
@@ -16,46 +17,112 @@ from .lane_primitives import active_p, merges_lanes
 _COPIES = ("copy", "copy_p", "convert_element_type", "nonbatchable")
 
 
-def predicates_of_backward_loop(params: dict[str, Any]) -> tuple[int, ...]:
-    """The inputs of the body that are predicates of each lane; almost always one.
+class LanePredicates(NamedTuple):
+    """The predicates of each lane, as inputs of a jaxpr.
+
+    Attributes:
+        known: the inputs that are predicates; a lane runs if all of them are true.
+        unknown: the inputs that other predicates are computed from. What these
+            predicates are is not known where the jaxpr begins.
+    """
+
+    known: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+
+def predicates_of_backward_loop(params: dict[str, Any]) -> LanePredicates:
+    """The predicates of each lane, as inputs of the body; almost always one.
 
     There is none if a `while_loop` with these parameters is not such a loop, or
     has its masks already.
     """
     body = jaxprs.open_jaxpr(params["body_jaxpr"])
     if any(eqn.primitive is active_p for eqn in body.eqns):
-        return ()
+        return LanePredicates()
     cond = jaxprs.open_jaxpr(params["cond_jaxpr"])
     if any(map(merges_lanes, cond.eqns)):  # the forward pass
-        return ()
-    return tuple(sorted(set(_selecting_inputs(body))))
+        return LanePredicates()
+    return _selecting_inputs(body)
 
 
-def _selecting_inputs(jaxpr: Any) -> Iterator[int]:
-    """The inputs of a jaxpr that select values by `select_if_vmap`."""
+def _selecting_inputs(jaxpr: Any) -> LanePredicates:
+    """The inputs of a jaxpr that select the values of each lane."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
+    return cached(jaxpr, "lane predicates", lambda: _find_selecting_inputs(jaxpr))
+
+
+def _find_selecting_inputs(jaxpr: Any) -> LanePredicates:
     sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     inputs = {var: i for i, var in enumerate(jaxpr.invars)}
+    known: set[int] = set()
+    unknown: set[int] = set()
     for eqn in jaxpr.eqns:
-        for atom in _selecting_atoms(eqn):
-            while atom in sources and sources[atom].primitive.name in _COPIES:
-                atom = sources[atom].invars[0]
-                if isinstance(atom, jaxprs.Literal):
-                    break
+        certain, others = _selecting_atoms(eqn)
+        for atom in certain:
+            parts = set(_conjunction(atom, sources))
+            if parts <= inputs.keys():
+                known |= {inputs[part] for part in parts}
             else:
-                if atom in inputs:
-                    yield inputs[atom]
+                others = [*others, atom]
+        unknown |= {inputs[var] for var in _ancestors(others, sources) if var in inputs}
+    return LanePredicates(tuple(sorted(known)), tuple(sorted(unknown)))
 
 
-def _selecting_atoms(eqn: Any) -> Iterator[Any]:
-    found: list[Any] = []
-    if eqn.primitive.name == "select_if_vmap":
-        found = eqn.invars[:1]
-    elif eqn.primitive is primitives.cond_p:
-        indices = {
-            i for branch in eqn.params["branches"] for i in _selecting_inputs(branch)
-        }
-        found = [eqn.invars[1 + i] for i in indices]
-    for atom in found:
-        if not isinstance(atom, jaxprs.Literal):
-            yield atom
+def _selecting_atoms(eqn: Any) -> tuple[list[Any], list[Any]]:
+    """The inputs of an equation that are predicates of each lane.
+
+    Also returns the inputs that other predicates, inside of the equation, are computed
+    from.
+    """
+    name = eqn.primitive.name
+    if name == "select_if_vmap":
+        return eqn.invars[:1], []
+    if name == "maybe_set":
+        # if the buffer does not belong to a loop of this kind, its predicate is its own
+        return ([], []) if eqn.params["makes_false_steps"] else (eqn.invars[:1], [])
+    if eqn.primitive in (primitives.while_p, primitives.scan_p):
+        return [], []  # the predicates inside are those of another loop
+    operands = eqn.invars[1:] if eqn.primitive is primitives.cond_p else eqn.invars
+    known: set[int] = set()
+    unknown: set[int] = set()
+    for inner in jaxprs.jaxprs_in(eqn.params):
+        found = _selecting_inputs(inner)
+        if len(jaxprs.open_jaxpr(inner).invars) == len(operands):
+            known.update(found.known)
+            unknown.update(found.unknown)
+        elif found.known or found.unknown:
+            unknown.update(range(len(operands)))
+    return [operands[i] for i in sorted(known)], [operands[i] for i in sorted(unknown)]
+
+
+def _conjunction(atom: Any, sources: dict[Any, Any]) -> Iterator[Any]:
+    """The variables whose conjunction a predicate is."""
+    if isinstance(atom, jaxprs.Literal):
+        return
+    eqn = sources.get(atom)
+    if eqn is None or not _is_conjunction(eqn):
+        yield atom
+        return
+    for operand in eqn.invars:
+        yield from _conjunction(operand, sources)
+
+
+def _is_conjunction(eqn: Any) -> bool:
+    """Whether the result is true exactly if all inputs that are variables are."""
+    literals = [atom for atom in eqn.invars if isinstance(atom, jaxprs.Literal)]
+    is_and = eqn.primitive.name == "and" and all(atom.val for atom in literals)
+    return is_and or eqn.primitive.name in _COPIES
+
+
+def _ancestors(atoms: list[Any], sources: dict[Any, Any]) -> set[Any]:
+    """The variables that some variables are computed from, and these themselves."""
+    found: set[Any] = set()
+    left = [atom for atom in atoms if not isinstance(atom, jaxprs.Literal)]
+    while left:
+        var = left.pop()
+        if var not in found:
+            found.add(var)
+            eqn = sources.get(var)
+            operands = eqn.invars if eqn is not None else ()
+            left += [x for x in operands if not isinstance(x, jaxprs.Literal)]
+    return found

@@ -49,7 +49,7 @@ def batch_while(
     if merges:
         masked = bool(events_and_cotangents_in(params))
     else:
-        masked = bool(events_in(params) and predicates_of_backward_loop(params))
+        masked = bool(events_in(params)) and any(predicates_of_backward_loop(params))
     if not masked:
         return batch_inner_jaxprs(rule, axis_data, args, dims, **params)
     counts = params["cond_nconsts"], params["body_nconsts"]

@@ -5,6 +5,26 @@ from typing import Any
 from lox._jax import jaxprs, primitives
 
 
+def counters_of(eqn: Any) -> list[int]:
+    """The inputs of a loop that are the initial values of counters."""
+    if eqn.primitive is primitives.scan_p:
+        body = eqn.params["jaxpr"]
+        consts, carry, _ = primitives.scan_sizes(eqn.params, len(eqn.invars))
+        skipped = 0
+    elif eqn.primitive is primitives.while_p:
+        body = eqn.params["body_jaxpr"]
+        skipped = eqn.params["cond_nconsts"]
+        consts = skipped + eqn.params["body_nconsts"]
+        carry = len(eqn.invars) - consts
+    else:
+        return []
+    return [
+        i
+        for i in range(consts, consts + carry)
+        if is_counter(body, i - skipped, i - consts)
+    ]
+
+
 def is_counter(jaxpr: Any, input: int, output: int) -> bool:
     """Whether a carry of a loop's body never decreases.
 

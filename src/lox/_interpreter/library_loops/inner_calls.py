@@ -8,7 +8,7 @@ from typing import Any
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._interpreter.contents import cotangents_of
-from lox._interpreter.handlers import State
+from lox._interpreter.handlers import Handler, State
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.patches.rewriter import AllEventsRewriter
 from lox._interpreter.rows import Record
@@ -16,8 +16,8 @@ from lox._interpreter.rule_table import Result, find_rule
 from lox._interpreter.walk import Walk
 from lox._jax import hijax, jaxprs, primitives
 
-from .counters import is_counter
-from .lane_primitives import active_state, same_start_p
+from .counters import counters_of
+from .lane_primitives import active_state, refuse_different_starts
 
 # Evaluates a closed jaxpr with these arguments, of which some have per-lane values.
 Evaluate = Callable[[Any, Sequence[Any], dict[int, Any]], list[Any]]
@@ -72,6 +72,23 @@ class _Unreached(AllEventsRewriter):
         )
 
 
+class _StepMasker(EventMasker):
+    """Masks the events of steps that a lane only takes because of another one."""
+
+    def for_backward_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
+        del lines
+        return _BackwardRules()
+
+
+class _BackwardRules(EventMasker):
+    """Refuses the events of backward rules in loops with different starts."""
+
+    def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
+        if event.call.keys and context is not None:
+            context = refuse_different_starts(context, context, event)
+        super().rewrite(event, operands, context)
+
+
 class _ValuePassing(Walk):
     """A traversal whose context is a list of per-lane values."""
 
@@ -95,7 +112,7 @@ class _ValuePassing(Walk):
         active = self._active_steps(closed, args, per_lane)
         if active is None:
             return jaxprs.evaluate(closed, args), Record(), state
-        outs, _, _ = Walk(EventMasker())(closed, args, active)
+        outs, _, _ = Walk(_StepMasker())(closed, args, active)
         return outs, Record(), state
 
     def _active_steps(
@@ -105,16 +122,12 @@ class _ValuePassing(Walk):
         # `kind="bounded"` nests scans of checkpoints: their steps are not masked here
         if any(map(hijax.is_checkpoint_eqn, closed.jaxpr.eqns)):
             return None
-        consts, carry, _ = primitives.scan_sizes(self._eqn.params, len(args))
         for event in cotangents_of(closed):
             per_lane = {
-                i: same_start_p.bind(x, event=event) for i, x in per_lane.items()
+                i: refuse_different_starts(x, x, event) for i, x in per_lane.items()
             }
-        reached = [
-            args[i] >= start
-            for i, start in per_lane.items()
-            if consts <= i < consts + carry and is_counter(closed, i, i - consts)
-        ]
+        counters = counters_of(self._eqn)
+        reached = [args[i] >= start for i, start in per_lane.items() if i in counters]
         return (
             active_state(functools.reduce(operator.and_, reached)) if reached else None
         )

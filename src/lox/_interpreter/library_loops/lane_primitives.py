@@ -55,31 +55,62 @@ def active_state(running: Any) -> State:
     return State(context=active_p.bind(running))
 
 
-# The start of a loop's counter, which must be the same in all lanes: a lane that starts
-# early, because of another one, recomputes what it would else reuse. That is where its
-# cotangents go, which reach neither computation as they would without the other lane.
-same_start_p: Any = primitives.Primitive("lox_same_start")
-same_start_p.def_impl(lambda x, *, event: x)
-same_start_p.def_abstract_eval(lambda x, *, event: x)
-rule_tables.register_lowering_as(same_start_p, lambda x, *, event: x)
+# The first operand. The others must be the same in all lanes; `problem` is the error if
+# they are not.
+same_in_lanes_p: Any = primitives.Primitive("lox_same_in_lanes")
+same_in_lanes_p.def_impl(lambda x, *others, problem: x)
+same_in_lanes_p.def_abstract_eval(lambda x, *others, problem: x)
+rule_tables.register_lowering_as(same_in_lanes_p, lambda x, *others, problem: x)
 
 
-def _batch_same_start(
-    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, event: Event
+def _batch_same_in_lanes(
+    axis: Any, args: Sequence[Any], dims: Sequence[Any], *, problem: str
 ) -> tuple[Any, Any]:
     del axis
-    (x,), (dim,) = args, dims
-    if dim is None:
-        return same_start_p.bind(x, event=event), None
-    raise UnsupportedPrimitiveError(
-        f"the cotangent {event.call.description}, is inside a loop that may start "
+    if any(dim is not None for dim in dims[1:]):
+        raise UnsupportedPrimitiveError(problem)
+    return same_in_lanes_p.bind(*args, problem=problem), dims[0]
+
+
+rule_tables.register_batching(same_in_lanes_p, _batch_same_in_lanes)
+rule_tables.set_no_derivative(same_in_lanes_p)
+
+
+def refuse_different_starts(x: Any, start: Any, event: Event) -> Any:
+    """Returns `x`; the start of a loop's counter must be the same in all lanes.
+
+    A lane that starts early, because of another one, recomputes what it would otherwise
+    reuse. That is where its cotangents go, which reach neither computation as they
+    would without the other lane.
+
+    Args:
+        x: any value.
+        start: the start, or what depends on it, in each lane.
+        event: logged by the backward pass of the loop.
+    """
+    problem = (
+        f"{event.call.description}, is in the backward pass of a loop that may start "
         "earlier in a lane of `jax.vmap` because another lane needs it, such as the "
         "stages of a diffrax solver that reuses the last stage of the previous step "
         "(FSAL, like `Tsit5`). The lane then has other cotangents than without the "
         "others. Use `jax.lax.map` instead of `jax.vmap`, a solver without FSAL such "
-        "as `Heun`, or `log_grad` outside of the loop."
+        "as `Heun`, or log the cotangent outside of the loop."
     )
+    return same_in_lanes_p.bind(x, start, problem=problem)
 
 
-rule_tables.register_batching(same_start_p, _batch_same_start)
-rule_tables.set_no_derivative(same_start_p)
+def refuse_lanes(x: Any, values: Sequence[Any], event: Event) -> Any:
+    """Returns `x`; the values must be the same in all lanes.
+
+    Args:
+        x: any value.
+        values: what the unknown predicates of a backward pass are computed from.
+        event: logged by the backward pass.
+    """
+    problem = (
+        f"{event.call.description}, is in the backward pass of a loop of Equinox that "
+        "runs until its last lane of `jax.vmap` has ended, and which lanes have ended "
+        "is not known. Use `jax.lax.map` instead of `jax.vmap`, or log outside of the "
+        "loop."
+    )
+    return same_in_lanes_p.bind(x, *values, problem=problem)

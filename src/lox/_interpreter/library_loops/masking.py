@@ -8,23 +8,24 @@ from typing import Any
 
 import jax
 
-from lox._events.event import Event
-from lox._interpreter.contents import cotangents_inside, events_of
+from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.rule_table import before_walk
 from lox._interpreter.walk import Walk, as_array, cached
 from lox._jax import jaxprs, primitives, tracing
 
 from .backward_loops import predicates_of_backward_loop
-from .counters import is_counter
+from .counters import counters_of
 from .inner_calls import bind_with_values, passes_values
 from .lane_primitives import (
     across_lanes_p,
     active_state,
     merges_lanes,
-    same_start_p,
+    refuse_different_starts,
+    refuse_lanes,
 )
 from .merged_values import (
+    events_of_backward_pass,
     is_backward_loop,
     is_merging_loop,
     may_decide,
@@ -94,29 +95,26 @@ def _evaluate_both(
             if any(var in merged for var in eqn.outvars):
                 outs, others = _bind_both(eqn, ins, map(read_per_lane, eqn.invars))
                 per_lane.update(zip(eqn.outvars, others, strict=True))
-            elif may_log_inside(eqn):
+            elif may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
                 values = {
                     i: as_array(per_lane[atom])
                     for i, atom in enumerate(eqn.invars)
                     if may_decide(atom) and has_per_lane(atom)
                 }
-                for event in _logged_cotangents(eqn, jaxpr) if values else ():
-                    values = {
-                        i: same_start_p.bind(x, event=event) for i, x in values.items()
-                    }
-                outs = _bind_with_masks(eqn, ins, values)
+                starts = [i for i in counters_of(eqn) if i in values] if values else []
+                for event in events_of_backward_pass(eqn, jaxpr) if starts else ():
+                    for i in starts:
+                        x = as_array(ins[i])
+                        ins[i] = refuse_different_starts(x, values[i], event)
+                outs = (
+                    _bind_with_masks(eqn, ins, values)
+                    if may_log_inside(eqn)
+                    else tracing.bind(eqn, ins)
+                )
             else:
                 outs = tracing.bind(eqn, ins)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars)), list(map(read_per_lane, jaxpr.outvars))
-
-
-def _logged_cotangents(eqn: Any, jaxpr: Any) -> list[Event]:
-    """The cotangents of a loop whose backward pass is in the same jaxpr."""
-    if eqn.primitive is not primitives.while_p:
-        return []
-    lines = {event.call.source for event in events_of(jaxpr)}
-    return [event for event in cotangents_inside(eqn) if event.call.source in lines]
 
 
 def _bind_both(
@@ -191,11 +189,7 @@ def _bind_loop(eqn: Any, args: Sequence[Any], per_lane: dict[int, Any]) -> list[
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     cond_consts, body_consts = params["cond_nconsts"], params["body_nconsts"]
     consts = cond_consts + body_consts
-    counters = [
-        i - consts
-        for i in per_lane
-        if i >= consts and is_counter(body, i - cond_consts, i - consts)
-    ]
+    counters = [i - consts for i in counters_of(eqn) if i in per_lane]
     starts = [per_lane[consts + i] for i in counters]
     rotated = bool(events_of(cond))
     front = 2 if rotated else 0
@@ -264,9 +258,13 @@ def _bind_backward_loop(eqn: Any, args: Sequence[Any]) -> list[Any]:
     """Binds the backward pass of a loop, with masks for the events inside."""
     body = eqn.params["body_jaxpr"]
     predicates = predicates_of_backward_loop(eqn.params)
+    events = [event for event in events_inside(eqn) if event.call.keys]
 
     def fun(*args: Any) -> list[Any]:
-        own = functools.reduce(operator.and_, (args[i] for i in predicates))
+        known, unknown = ([args[i] for i in indices] for indices in predicates)
+        own = as_array(functools.reduce(operator.and_, known, True))
+        if unknown and events:
+            own = refuse_lanes(own, unknown, events[0])
         return Walk(EventMasker())(body, args, active_state(own))[0]
 
     def make() -> Any:

@@ -1,16 +1,18 @@
 """Finds the merged values of a program, and the loops that depend on them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lox._events.event import Event
 from lox._interpreter.contents import (
     cotangents_inside,
     equation_has_hidden_rules,
     events_inside,
+    events_of,
     may_log,
 )
 from lox._interpreter.walk import cached
-from lox._jax import jaxprs, primitives
+from lox._jax import debug_info, jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
 from .lane_primitives import merges_lanes
@@ -20,8 +22,9 @@ def may_log_inside(eqn: Any) -> bool:
     """Whether an equation logs inside, or would if reverse mode differentiated it."""
     if events_inside(eqn) or cotangents_inside(eqn):
         return True
-    # loops have no reverse mode, but branches do: their derivative rules may log
-    return eqn.primitive is primitives.cond_p and equation_has_hidden_rules(eqn)
+    # `while` loops have no reverse mode, others do: their derivative rules may log
+    reversible = (primitives.cond_p, primitives.scan_p)
+    return eqn.primitive in reversible and equation_has_hidden_rules(eqn)
 
 
 def needs_masks(jaxpr: Any) -> bool:
@@ -46,7 +49,38 @@ def is_backward_loop(eqn: Any) -> bool:
     """Whether an equation is the backward pass of a loop, and logs."""
     if eqn.primitive is not primitives.while_p or not events_inside(eqn):
         return False
-    return bool(predicates_of_backward_loop(eqn.params))
+    return any(predicates_of_backward_loop(eqn.params))
+
+
+def events_of_backward_pass(eqn: Any, jaxpr: Any) -> list[Event]:
+    """The events that the backward pass of a loop may log, which is in the same jaxpr.
+
+    Args:
+        eqn: the loop.
+        jaxpr: the jaxpr that it is in.
+    """
+    if eqn.primitive not in _LOOPS or debug_info.is_backward(eqn):
+        return []
+    lines = {event.call.source for event in events_of(jaxpr)}
+    found = [event for event in cotangents_inside(eqn) if event.call.source in lines]
+    return found or _events_of_backward_loops(jaxpr)
+
+
+_LOOPS = (primitives.while_p, primitives.scan_p)
+
+
+def _events_of_backward_loops(jaxpr: Any) -> list[Event]:
+    jaxpr = jaxprs.open_jaxpr(jaxpr)
+
+    def find() -> Iterator[Event]:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive not in _LOOPS:
+                for inner in jaxprs.jaxprs_in(eqn.params):
+                    yield from _events_of_backward_loops(inner)
+            elif is_backward_loop(eqn) or debug_info.is_backward(eqn):
+                yield from (event for event in events_inside(eqn) if event.call.keys)
+
+    return cached(jaxpr, "events of backward loops", lambda: list(find()))
 
 
 def merges_lanes_in(params: dict[str, Any]) -> bool:
@@ -96,7 +130,7 @@ def merged_variables(
         return known.get(atom, False)
 
     for eqn in jaxpr.eqns:
-        if may_log_inside(eqn):
+        if may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
             results = [*results, *filter(may_decide, eqn.invars)]
     for result in results:
         is_merged(result)
