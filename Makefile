@@ -18,7 +18,8 @@ help:
 	@echo "make test       run the tests and the examples in the documentation"
 	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
 	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
-	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000)"
+	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000);"
+	@echo "                log large values on many devices"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
 	@echo "make bench      run the benchmarks"
@@ -40,6 +41,7 @@ test: $(VENV)/ready
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
+	$(BIN)/python -m tests.large_operands
 
 libraries: $(VENV)/ready
 	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARIES)

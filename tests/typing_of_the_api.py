@@ -10,7 +10,10 @@ import lox.loggers
 
 def f(x: float, flag: bool = False) -> int:
     assert_type(lox.log({"x": x}, step=1, tags=["a"]), lox.logdict)
+    assert_type(lox.log({"x": x}, over="data", reduce="max"), lox.logdict)
     assert_type(lox.log_grad("dx", x, step=1, when=flag), float)
+    assert_type(lox.log_grad("dx", x, over=("data", "model")), float)
+    lox.log({"x": x}, over=3)  # type: ignore[arg-type]
     return int(x) + flag
 
 
@@ -64,6 +67,7 @@ assert_type(logify.logify(f)(1.0), tuple[int, logify.Logs])
 @logify.logify(capacity=3)
 def logified(x: float) -> int:
     logify.log("x", x, reduction=smooth)
+    logify.log("x", x, "sum", over="data")
     return int(x)
 
 

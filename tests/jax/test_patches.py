@@ -114,6 +114,8 @@ def test_patches_have_descriptions():
         "with jax.ensure_compile_time_eval(): log(3.0)",
         "with jax.checking_leaks(): jax.jit(log)(3.0)",
         "jax.eval_shape(lambda x: (jax.jit(lox.tap(log)), x)[1], 3.0); log(3.0)",
+        "on_one_device(log)(jnp.ones(1))",
+        "jax.jit(on_one_device(log))(jnp.ones(1))",
     ],
 )
 def test_first_event_of_process_is_logged_once(program):
@@ -124,13 +126,47 @@ def test_first_event_of_process_is_logged_once(program):
         def body(c, _):
             return log(1.0) * c, None
 
+        def on_one_device(f):
+            mesh = jax.sharding.Mesh(jax.devices()[:1], "i")
+            spec = jax.P("i")
+            return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+
         {program}
         jax.effects_barrier()
+        from lox._jax import patches
+        assert not patches.missing()
     """)
     assert printed.count("'x'") == 1
 
 
 # --- patches that cannot be installed --------------------------------------
+
+
+def test_missing_check_of_devices_refuses_over_in_branches():
+    printed = run(
+        """
+        del rule_tables._lowerings[primitives.shard_map_p]
+
+        def log_mean(x):
+            lox.log({"x": x.sum()}, over="i")
+            return x
+
+        def branch(x):
+            return lax.cond(x.sum() > 0, log_mean, lambda x: x, x)
+
+        mesh, spec = jax.sharding.Mesh(jax.devices()[:1], "i"), jax.P("i")
+        for f in (log_mean, branch):
+            mapped = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+            try:
+                jax.make_jaxpr(mapped)(jnp.ones(1))
+            except lox.UnsupportedJaxError as error:
+                print(f.__name__, error)
+        """,
+        START + PREPARE,
+    )
+    assert re.match(r"branch 'x', logged at <string>:\d+, is inside `cond`: ", printed)
+    assert "log with `over` outside of branches" in printed
+
 
 # How to log where a patch is needed, by its target.
 PROGRAMS = {

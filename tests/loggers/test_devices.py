@@ -109,26 +109,33 @@ def test_unordered_run_can_start_again(exists, expected):
     assert sorted(lox.load("store")["x"].tolist()) == sorted(expected)
 
 
-def test_log_and_save_in_shard_map_name_the_device():
-    logger = lox.loggers.SaveLogger("store")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_log_in_shard_map_names_devices_as_lanes(check_vma):
+    logger = MemoryLogger()
     state = logger.init(0)
 
-    @jax.jit
-    @on_devices
-    def run(x):
-        logger.log(state, {"x": x[0]})
-        lox.save({"x": x[0]}, "saved")
-        # two lanes per device
-        jax.vmap(lambda y: lox.save({"y": y}, "lanes"))(jnp.array([0.0, 10.0]) + x[0])
+    def log(x):
+        logger.log(state, {"x": x[0]}, step=1)
+        jax.vmap(lambda x: logger.log(state, {"lanes": x}))(x)
+        lox.save({"x": x[1]}, "saved")
         return x
 
-    run(jnp.arange(4.0))
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("d")
+    jax.jit(
+        jax.shard_map(
+            log, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+        )
+    )(jnp.arange(8.0))
     jax.effects_barrier()
-    logger.finish(state)
-    for store in ("store", "saved"):
-        logs = lox.load(store)
-        assert sorted(logs["x"].tolist()) == [0.0, 1.0, 2.0, 3.0]
-        assert logs.lane["x"].tolist() == logs["x"].tolist()
-    logs = lox.load("lanes").sort("lane")
-    assert sorted(set(logs.lane["y"])) == list(range(8))
-    assert logs["y"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    (calls,) = logger.runs.values()
+    found = {
+        key: {int(call.lane[key]): float(call[key]) for call in calls if key in call}
+        for key in ("x", "lanes")
+    }
+    assert found["x"] == {0: 0.0, 1: 2.0, 2: 4.0, 3: 6.0}
+    assert found["lanes"] == {lane: float(lane) for lane in range(8)}
+    assert len(calls) == 4 + 8
+    saved = lox.load("saved").sort("lane")
+    assert saved["x"].tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert saved.lane["x"].tolist() == [0, 1, 2, 3]

@@ -56,6 +56,7 @@ class Call:
         api_data: additional static data of that API.
         summary: for cotangents, what is logged instead of them, if anything.
         conditional: whether the call has a `when`.
+        over: the mesh axes across which the values are reduced (see `over`).
         early: whether the call may be in a program that runs while another one is
             traced (see `not_traced`).
         numbers: the Python numbers among the leaves and then the steps; None for values
@@ -75,6 +76,7 @@ class Call:
     api_data: Any = None
     summary: Summary | None = None
     conditional: bool = False
+    over: tuple[str, ...] = ()
     early: bool = False
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 

@@ -1,6 +1,6 @@
 """`lox.log`, which checks the logged values and binds an event."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never
 
 import jax
@@ -20,6 +20,7 @@ from lox._source import Source, user_source
 from .condition import Condition, event_logs
 from .event import Call, Event, Layout, Route
 from .not_traced import may_run_early, warn_if_in_host_function
+from .over import axes_of, check_reductions, reduced
 from .primitive import log_p
 
 _MISSING: Any = object()
@@ -33,6 +34,7 @@ def log(
     prefix: str = "",
     explicit: bool = False,
     when: Any = None,
+    over: str | Sequence[str] | None = None,
     **steps: Any,
 ) -> logdict:
     """Logs named values from anywhere in a program.
@@ -52,6 +54,11 @@ def log(
         when: log only if this is true. With an array, each true element is a separate
             event, in C order: its shape must be a prefix of the shape of every value,
             and steps are numbers or have its shape.
+        over: in `jax.shard_map`, the name of a mesh axis, or several: the values are
+            reduced across the devices along it, and logged once instead of once per
+            device. The reduction is that of `reduce` if it is `"mean"`, `"sum"`,
+            `"min"` or `"max"`, and by default the mean, over the devices where `when`
+            is true. All devices must reach the call.
         **steps: step numbers, by any name: `step=i`, `episode=n`.
 
     Returns:
@@ -72,6 +79,16 @@ def log(
         >>> returns, done = jnp.array([1.0, 2.0, 3.0]), jnp.array([True, False, True])
         >>> lox.spool(step)(returns, done)[1]
         {'return': [1.0, 3.0]}
+
+        Of many devices, log the mean:
+
+        >>> mesh = jax.sharding.Mesh(jax.devices(), "data")
+        >>> @jax.shard_map(mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data"))
+        ... def double(xs):
+        ...     lox.log({"x": xs.sum()}, over="data")
+        ...     return 2 * xs
+        >>> lox.spool(double)(jnp.arange(16.0))[1]
+        {'x': 15.0}
     """
     source = user_source()
     if data is _MISSING:
@@ -92,7 +109,7 @@ def log(
             f"`lox.log` at {source} got {describe(others[0])} after the values. Pass "
             'steps and options by keyword: `lox.log({"loss": loss}, step=i)`.'
         )
-    return log_from(source, data, tags, reduce, prefix, explicit, steps, when)
+    return log_from(source, data, tags, reduce, prefix, explicit, steps, when, over)
 
 
 def log_from(
@@ -104,6 +121,7 @@ def log_from(
     explicit: Any,
     steps: dict[str, Any],
     when: Any = None,
+    over: Any = None,
     function: str = "lox.log",
 ) -> logdict:
     """Logs an event for the line `source` of the user's code, a call of `function`."""
@@ -114,11 +132,14 @@ def log_from(
             'values: `lox.log({"loss": loss})`.'
         )
     check_options(prefix, explicit, caller)
+    axes = axes_of(over, caller)
     if isinstance(data, logdict) and (data.mask or data.steps):
-        return _log_spooled(source, data, tags, reduce, prefix, explicit, steps, when)
+        return _log_spooled(
+            source, data, tags, reduce, prefix, explicit, steps, when, axes
+        )
     condition = None if when is None else Condition.of(when, caller)
     return _log_event(
-        source, data, condition, tags, reduce, prefix, explicit, steps, caller
+        source, data, condition, tags, reduce, prefix, explicit, steps, axes, caller
     )
 
 
@@ -131,6 +152,7 @@ def _log_spooled(
     explicit: bool,
     steps: dict[str, Any],
     when: Any,
+    over: tuple[str, ...],
 ) -> logdict:
     """Logs a spooled logdict again, with its steps and its mask."""
     result = logdict()
@@ -152,7 +174,7 @@ def _log_spooled(
             both = mask if given is None else jnp.reshape(mask & when, jnp.shape(when))
             condition = Condition.of(both, caller)
         result |= _log_event(
-            source, one, condition, tags, reduce, prefix, explicit, own, caller
+            source, one, condition, tags, reduce, prefix, explicit, own, over, caller
         )
     return result
 
@@ -166,6 +188,7 @@ def _log_event(
     prefix: str,
     explicit: bool,
     steps: dict[str, Any],
+    over: tuple[str, ...],
     caller: str,
 ) -> logdict:
     keys, trees, leaves = [], [], []
@@ -191,6 +214,7 @@ def _log_event(
         explicit=explicit,
         reduce=reduction_of(reduce, prefix, caller),
         conditional=condition is not None,
+        over=over,
         early=may_run_early(),
         numbers=numbers_of(data.values(), trees, steps.values()),
     )
@@ -200,6 +224,10 @@ def _log_event(
             warn_if_in_host_function(keys, source)
         masks = [] if condition is None else [condition.mask]
         operands = [*leaves, *numbers, *masks]
+        if over:
+            check_reductions(call.reduce, keys, caller)
+            event, operands = reduced(event, operands)
+            leaves, numbers, condition = _split(operands, leaves, numbers, condition)
         if any(isinstance(x, np.ndarray) for x in operands):
             log_p.impl(*operands, event=event)  # `bind` would convert NumPy arrays
         else:
@@ -214,6 +242,19 @@ def _log_event(
         condition,
         call.tags,
     )
+
+
+def _split(
+    operands: list[Any],
+    leaves: Sequence[Any],
+    numbers: Sequence[Any],
+    condition: Condition | None,
+) -> tuple[list[Any], list[Any], Condition | None]:
+    """New operands of an event, as its leaves, steps and condition."""
+    first, last = len(leaves), len(leaves) + len(numbers)
+    if condition is not None:
+        condition = condition._replace(mask=operands[last])
+    return operands[:first], operands[first:last], condition
 
 
 def numbers_of(

@@ -22,6 +22,7 @@ from .condition import Condition
 from .event import Call, Event, Route
 from .log import check_options, layout_of, reduction_of, step_numbers, tags_of
 from .not_traced import may_run_early
+from .over import axes_of, check_reductions, reduced
 from .primitive import log_p, with_lanes
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ def log_grad(
     prefix: str = "",
     explicit: bool = False,
     when: Any = None,
+    over: str | Sequence[str] | None = None,
     **steps: Any,
 ) -> T:
     """Returns `x`, and logs its cotangent when reverse mode differentiates it.
@@ -60,6 +62,7 @@ def log_grad(
         prefix: as in `lox.log`.
         explicit: as in `lox.log`.
         when: as in `lox.log`; it is evaluated in the forward pass.
+        over: as in `lox.log`; the cotangents are reduced across devices.
         **steps: step numbers, from the forward pass.
 
     Returns:
@@ -86,6 +89,9 @@ def log_grad(
     logged = _differentiable(leaves, name, x, caller)
     condition = None if when is None else Condition.of(when, caller)
     numbers = step_numbers(steps, condition, caller)
+    axes, reduction = axes_of(over, caller), reduction_of(reduce, prefix, caller)
+    if axes:
+        check_reductions(reduction, (prefix + name,), caller)
     call = Call(
         keys=(prefix + name,),
         trees=(_with_none(_tree_of_arrays(x, tree), logged),),
@@ -93,8 +99,9 @@ def log_grad(
         source=source,
         tags=tags_of(tags, caller),
         explicit=explicit,
-        reduce=reduction_of(reduce, prefix, caller),
+        reduce=reduction,
         conditional=condition is not None,
+        over=axes,
         early=may_run_early(),
     )
     return tree.unflatten(bind_log_grad(leaves, logged, call, numbers, condition))
@@ -273,6 +280,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, event: Event) -> list[
         values = [*map(ad.instantiated, chosen), *operands[count:]]
         event = _of_leaves(event, linear)
         if event.call.summary is None:
+            event, values = reduced(event, values)
             log_p.bind(*values, event=event)
         else:
             event.call.summary.bind(event, values)

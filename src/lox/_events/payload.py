@@ -1,6 +1,5 @@
 """Events with one pytree for one sink: used by loggers and `lox.save`."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +15,11 @@ PAYLOAD = "payload"
 
 
 def send_payload(
-    payload: Any,
+    payload: tuple[Any, ...],
     sink: Sink,
     caller: str,
-    with_device: Callable[[Event, Sequence[Any]], tuple[Event, Sequence[Any]]]
-    | None = None,
+    over: tuple[str, ...] = (),
+    names_device: bool = False,
 ) -> None:
     """Adds an event to the program whose only value is `payload`.
 
@@ -29,14 +28,16 @@ def send_payload(
         sink: the sink, which receives it under the key `PAYLOAD`, in program order
             where JAX supports that.
         caller: the calling function, for messages.
-        with_device: adds the number of the device to an event in a `shard_map`.
+        over: the mesh axes along which the first device sends for all.
+        names_device: whether the number of the device is added to the payload, in a
+            `shard_map`.
     """
+    device = array_types.device_in_shard_map(over) if names_device else None
+    if device is not None:
+        payload = (*payload, device[0])
     leaves, tree = jax.tree.flatten(payload)
     source = user_source()
-    operands: Sequence[Any]
     operands = [operand(leaf, "a value", f"{caller} at {source}") for leaf in leaves]
     route = Route(sink=sink, ordered=not array_types.partly_manual())
-    event = Event(Call((PAYLOAD,), (tree,), (), source), route=route)
-    if with_device is not None:
-        event, operands = with_device(event, operands)
-    log_p.bind(*operands, event=event)
+    call = Call((PAYLOAD,), (tree,), (), source, over=over)
+    log_p.bind(*operands, event=Event(call, route=route))

@@ -9,6 +9,7 @@ that rule is why `jax.debug.callback` runs twice under `checkpoint`.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -124,6 +125,10 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
         return []
     if event.call.early and event.route.sink is None:
         warn_if_early(event.call.keys, event.call.source)
+    if event.call.over:
+        from_first = functools.partial(_bind_on_first_device, event=event)
+        rule_tables.lower_as(ctx, from_first, operands)
+        return []
     sink = event.route.sink or default.sink
     count = len(operands) - event.layout.anchors
     operands = operands[:count]
@@ -132,6 +137,19 @@ def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     devices, local_devices = callbacks.devices_of(ctx)
     event = event.with_route(devices=devices, local_devices=local_devices)
     callbacks.emit_callback(ctx, sink.receiver(event), operands, avals, effect)
+    return []
+
+
+def _bind_on_first_device(*operands: Any, event: Event) -> list[Any]:
+    """Binds an event on one of the devices that log it together."""
+    event, is_first = event.with_call(over=()), array_types.is_first(event.call.over)
+
+    def body(again: Any) -> Any:
+        log_p.bind(*operands, event=event)
+        return jnp.zeros_like(again)
+
+    # on CPUs, a loop of at most one iteration costs a fifth of a conditional
+    jax.lax.while_loop(lambda again: again, body, is_first)
     return []
 
 

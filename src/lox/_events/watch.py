@@ -90,6 +90,14 @@ def watch(
     source = user_source()
     caller = f"`lox.watch` at {source}"
     _check_options(caller, name, grad, split, when)
+    if "over" in steps:
+        raise LoxTypeError(
+            f"{caller} has no `over`: how devices combine depends on the statistic. "
+            "Reduce the tree across devices, and log its statistics once: "
+            '`tree = jax.lax.pmean(tree, "data")`, and then '
+            '`lox.log(lox.stats(tree), over="data")`. To log a step of this name, give '
+            "it another name: `over_step`."
+        )
     names = check_names(stats, f"{caller}: `stats`")
     arrays = named_arrays(tree, caller)
     _check_split(caller, arrays, split)
@@ -124,7 +132,7 @@ def watch(
             explicit,
             steps,
             happens if nonfinite else when,
-            "lox.watch",
+            function="lox.watch",
         )
     return result
 

@@ -45,6 +45,12 @@ def agree(key: str, parts: list[Rows]) -> list[Rows]:
                 f"{_both_shapes(key, first, other)} Give one of them another name or a "
                 "`prefix`."
             )
+        if other.over != first.over:
+            raise LoxValueError(
+                f"{key!r} is logged {_over(first)} at {first.source} and "
+                f"{_over(other)} at {other.source}. Give both the same `over`, or one "
+                "of them another name or a `prefix`."
+            )
     _agree_reductions(key, parts)
     parts = _agree_lanes(key, [_with_steps(part, first.steps) for part in parts])
     dtypes = [_common_dtype(key, parts, i) for i in range(len(first.leaves))]
@@ -307,6 +313,12 @@ def _both_shapes(key: str, first: Rows, other: Rows) -> str:
 def _steps(rows: Rows) -> str:
     names = ", ".join(map(repr, rows.steps))
     return f"the steps {names}" if names else "no steps"
+
+
+def _over(rows: Rows) -> str:
+    if not rows.over:
+        return "without `over`"
+    return f"with `over={rows.over[0] if len(rows.over) == 1 else rows.over!r}`"
 
 
 def _shape(rows: Rows) -> str:

@@ -5,7 +5,7 @@ state. A `Rewriter` binds them again with changes, or only removes them.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,23 @@ class State:
     streams: dict[int, Any] = dataclasses.field(default_factory=dict)
     run: Any = None
     context: Any = None
+
+    def device_axes(
+        self, axes: tuple[Any, ...], over: Mapping[int, frozenset[Any]]
+    ) -> list[tuple[Any, ...]]:
+        """For each leaf, the mesh axes along which each device has its own.
+
+        Args:
+            axes: the axes of the `shard_map`.
+            over: for streams, the axes along which all devices have the same state.
+        """
+        found: list[tuple[Any, ...]] = []
+        for number, stream in sorted(self.streams.items()):
+            same = over.get(number, ())
+            own = tuple(axis for axis in axes if axis not in same)
+            found += [own] * len(jax.tree.leaves(stream))
+        rest = jax.tree.leaves((self.run, self.context))
+        return [*found, *[()] * len(rest)]
 
     def per_lane_leaves(self) -> list[bool]:
         """For each leaf, whether it has lane axes."""
@@ -75,6 +92,11 @@ class Handler:
     def part(self, state: State, eqn: Any) -> State:
         """Returns the part of the state that the events inside an equation need."""
         return state
+
+    def over(self, eqn: Any) -> Mapping[int, frozenset[Any]]:
+        """The `over` of events inside an equation, by the number of their stream."""
+        del eqn
+        return {}
 
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
         """Returns the handler for the events in the derivative rules of a function.

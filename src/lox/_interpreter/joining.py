@@ -199,6 +199,7 @@ def signature(record: Record, numbers: bool = True) -> Any:
             rows.unbounded,
             rows.sparse,
             rows.flattened,
+            rows.over,
             list(rows.steps),
             rows.mask is None,
             [

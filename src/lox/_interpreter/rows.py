@@ -41,6 +41,8 @@ class Rows:
         reduce: the reduction of the key, if any.
         unbounded: whether the number of rows is unknown; then the rows are only types.
         devices: whether some lanes are devices of a mesh.
+        over: the mesh axes of the enclosing `shard_map`s along which all devices have
+            the same rows (see `_events.over`).
         tags: the tags of all lines.
         sparse: whether some rows have a `when`, so that few may be logged.
         flattened: whether lanes of a `vmap` were joined along time.
@@ -63,6 +65,7 @@ class Rows:
     tags: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
     sparse: bool = dataclasses.field(metadata={"static": True}, default=False)
     flattened: bool = dataclasses.field(metadata={"static": True}, default=False)
+    over: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
 
     @property
     def source(self) -> Source:
@@ -160,6 +163,7 @@ def rows_of(event: Event, operands: Sequence[Any], reductions: Reductions) -> Re
                 reduce=reductions(key, event.call.reduce),
                 tags=event.call.tags,
                 sparse=event.call.conditional,
+                over=event.call.over,
             ),
         )
         for key, tree, leaves, known in zip(

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import UnboundedLoopError
-from lox._jax import hijax, jaxprs, primitives, tracing
+from lox._jax import array_types, hijax, jaxprs, primitives, tracing
 
-from .handlers import State
+from .contents import events_inside
+from .device_flow import check_devices_agree
+from .handlers import Collector, State
 from .joining import have_same_types, placeholder_rows, unify, with_all_lines
 from .rotation import rotated
 from .rows import Record, Rows, map_rows
@@ -190,49 +192,75 @@ def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
 
 @rule("shard_map")
 def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
-    """Rows and streams get a lane axis over the devices of the mesh."""
+    """Rows and streams get a lane axis over the devices of the mesh.
+
+    Devices along the axes of an event's `over` have the same rows, and no such axis.
+    """
     params = eqn.params
+    if isinstance(walk.handler, Collector):
+        check_devices_agree(params)
     old = jaxprs.close(params["jaxpr"])
     mesh, axes = params["mesh"], primitives.manual_axes(params)
     order = tuple(name for name in mesh.axis_names if name in axes)
     spec = jax.sharding.PartitionSpec
     leaves, state_tree = jax.tree.flatten(state)
-    per_lane = state.per_lane_leaves()
-    state_specs = [spec(order) if lanes else spec() for lanes in per_lane]
+    state_axes = state.device_axes(order, walk.handler.over(eqn))
+    state_specs = [spec(own) if own else spec() for own in state_axes]
+    # rows by the axes along which each device has its own, and whether they have time
+    overs = {(), *(event.call.over for event in events_inside(eqn))}
+    axes_of_rows = dict.fromkeys(_without(order, over) for over in sorted(overs))
+    groups = [(own, stacked) for own in axes_of_rows for stacked in (False, True)]
+    names: list[str] = []
 
     def body(leaves: list[Any], args: list[Any]) -> Any:
-        pairs = zip(leaves, per_lane, strict=True)
-        leaves = [jnp.squeeze(x, 0) if lanes else x for x, lanes in pairs]
-        outs, record, new = walk(old, args, state_tree.unflatten(leaves))
-        record = map_rows(
-            record,
-            lambda rows: dataclasses.replace(
-                rows.arrays(lambda x: jnp.expand_dims(x, 0)),
-                lanes=rows.lanes + 1,
-                devices=True,
-            ),
-        )
-        pairs = zip(jax.tree.leaves(new), per_lane, strict=True)
-        after = [jnp.expand_dims(x, 0) if lanes else x for x, lanes in pairs]
-        return outs, record, after
+        pairs = zip(leaves, state_axes, strict=True)
+        leaves = [jnp.squeeze(x, 0) if own else x for x, own in pairs]
+        with array_types.inside_shard_map(axes, mesh.axis_names):
+            outs, record, new = walk(old, args, state_tree.unflatten(leaves))
+        names[:] = record
+        grouped = [Record() for _ in groups]
+        for key, rows in record.items():
+            own = _without(order, rows.over)
+            group = grouped[groups.index((own, rows.stacked))]
+            group[key] = _of_devices(rows, order, own)
+        pairs = zip(jax.tree.leaves(new), state_axes, strict=True)
+        after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]
+        return outs, grouped, after
 
-    outs, record, leaves = jax.shard_map(
+    outs, grouped, leaves = jax.shard_map(
         body,
         mesh=mesh,
         in_specs=(state_specs, list(params["in_specs"])),
         out_specs=(
             list(params["out_specs"]),
-            spec(order),
+            [
+                spec(*[None] * stacked, own) if own else spec()
+                for own, stacked in groups
+            ],
             state_specs,
         ),
         axis_names=set(axes),
         check_vma=params["check_vma"],
     )(leaves, args)
-    # the device axis is the first axis, but rows have their time axis first
-    record = map_rows(
-        record,
-        lambda rows: (
-            rows.arrays(lambda x: jnp.moveaxis(x, 0, 1)) if rows.stacked else rows
-        ),
-    )
+    found = {key: rows for group in grouped for key, rows in group.items()}
+    record = Record((key, found[key]) for key in names)
     return outs, record, state_tree.unflatten(leaves)
+
+
+def _without(axes: tuple[Any, ...], over: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(axis for axis in axes if axis not in over)
+
+
+def _of_devices(rows: Rows, axes: tuple[Any, ...], own: tuple[Any, ...]) -> Rows:
+    """Rows with an axis of devices after time, if each device has its own.
+
+    Args:
+        rows: the rows of a device.
+        axes: the axes of the `shard_map`.
+        own: those of them along which each device has its own rows.
+    """
+    rows = dataclasses.replace(rows, over=_without(rows.over, axes))
+    if not own:
+        return rows
+    rows = rows.arrays(lambda x: jnp.expand_dims(x, int(rows.stacked)))
+    return dataclasses.replace(rows, lanes=rows.lanes + 1, devices=True)

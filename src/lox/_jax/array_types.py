@@ -1,19 +1,41 @@
 """Array types (avals): shardings, mesh axes and lanes; zeros of a type."""
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
+_enclosing = threading.local()
+
 
 def partly_manual() -> bool:
     """Whether an enclosing `shard_map` is manual over some, but not all, mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = set(getattr(mesh, "manual_axes", ()))
-    return bool(manual) and manual != set(mesh.axis_names)
+    if manual and manual != set(mesh.axis_names):
+        return True
+    return getattr(_enclosing, "is_partly_manual", False)
+
+
+@contextlib.contextmanager
+def inside_shard_map(axes: Iterable[Any], mesh_axes: Iterable[Any]) -> Iterator[None]:
+    """Remembers a `shard_map`, since a nested one does not show what encloses it.
+
+    Args:
+        axes: the axes that it makes manual.
+        mesh_axes: all axes of its mesh.
+    """
+    before = getattr(_enclosing, "is_partly_manual", False)
+    _enclosing.is_partly_manual = before or set(axes) != set(mesh_axes)
+    try:
+        yield
+    finally:
+        _enclosing.is_partly_manual = before
 
 
 def shard_map_devices() -> int:
@@ -22,17 +44,48 @@ def shard_map_devices() -> int:
     return int(mesh.size) if getattr(mesh, "manual_axes", ()) else 0
 
 
-def device_in_shard_map() -> tuple[Any, int] | None:
-    """The number of this device in the enclosing `shard_map`, and how many there are.
+def mesh_axes() -> tuple[Any, ...]:
+    """The axes of the current mesh."""
+    return tuple(jax.sharding.get_abstract_mesh().axis_names)
 
-    Devices along axes that are not manual log as one. None outside of `shard_map`.
-    """
+
+def manual_axes() -> tuple[Any, ...]:
+    """The mesh axes that enclosing `shard_map`s split, in the order of the mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     manual = getattr(mesh, "manual_axes", ())
-    axes = tuple(axis for axis in mesh.axis_names if axis in manual)
+    return tuple(axis for axis in mesh.axis_names if axis in manual)
+
+
+def axes_size(axes: Sequence[Any]) -> int:
+    """The number of devices along some axes of the current mesh."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape[axis] for axis in axes)
+
+
+def device_in_shard_map(over: Sequence[Any] = ()) -> tuple[Any, int] | None:
+    """The number of this device in the enclosing `shard_map`, and how many there are.
+
+    Devices along axes that are not manual, and along the axes `over`, log as one. None
+    outside of `shard_map`, and if all devices log as one.
+    """
+    axes = tuple(axis for axis in manual_axes() if axis not in over)
+    return (lax.axis_index(axes), axes_size(axes)) if axes else None
+
+
+def is_first(axes: Sequence[Any]) -> Any:
+    """Whether this device is the first one along some manual axes."""
+    return lax.axis_index(tuple(axes)) == 0
+
+
+def is_same_along(x: Any, axes: Sequence[Any]) -> bool:
+    """Whether the type of `x` says that it does not vary along these manual axes.
+
+    In a `shard_map` with `check_vma=False`, no type says that.
+    """
     if not axes:
-        return None
-    return lax.axis_index(axes), math.prod(mesh.shape[axis] for axis in axes)
+        return True
+    tracked = varying_axes(jax.typeof(lax.axis_index(tuple(axes))))
+    return bool(tracked) and varying_axes(jax.typeof(x)).isdisjoint(axes)
 
 
 def anchor_aval(x: Any) -> Any:

@@ -87,7 +87,8 @@ def emit_callback(
             jax.debug.callback(lambda *a: callback(*map(np.asarray, a)), *args)
             return []
 
-        mlir.lower_fun(call, multiple_results=True)(inner, *operands)
+        lowered = _on_first_of(_automatic_axes(ctx), call)
+        mlir.lower_fun(lowered, multiple_results=True)(inner, *operands)
         if effect is not None:
             ctx.set_tokens_out(mlir.TokenSet({effect: ctx.tokens_in.get(effect)}))
         return
@@ -172,6 +173,34 @@ def _first_device_sharding(ctx: Any) -> Any:
     return _callback_op_sharding(context, None, [])
 
 
+def _automatic_axes(ctx: Any) -> tuple[Any, ...]:
+    """The mesh axes that XLA partitions, in a program that is partly manual."""
+    context = ctx.module_context.axis_context
+    mesh, manual = getattr(context, "mesh", None), getattr(context, "manual_axes", ())
+    names = () if mesh is None else mesh.axis_names
+    return tuple(name for name in names if name not in manual)
+
+
+def _on_first_of(
+    axes: tuple[Any, ...], call: Callable[..., list[Any]]
+) -> Callable[..., list[Any]]:
+    """Calls `call` on the first device along several axes that XLA partitions.
+
+    JAX (as of 0.12) does this for one such axis, and fails for more.
+    """
+    if len(axes) < 2:
+        return call
+
+    def call_once(*args: Any) -> list[Any]:
+        def on_device() -> list[Any]:
+            is_first = jax.lax.axis_index(axes) == 0
+            return jax.lax.cond(is_first, lambda: call(*args), list)
+
+        return jax.shard_map(on_device, in_specs=(), out_specs=[])()
+
+    return call_once
+
+
 def is_partitioned(ctx: Any) -> bool:
     """Whether XLA's partitioner splits this program over devices."""
     context = ctx.module_context.axis_context
@@ -195,8 +224,7 @@ def devices_of(ctx: Any) -> tuple[int, int]:
         return getattr(context, "num_devices", None) or 1, 0
     if not getattr(context, "manual_axes", ()):
         return int(mesh.size), 0
-    devices = getattr(mesh, "devices", None)  # an abstract mesh has none
-    if devices is None:
-        return int(mesh.size), int(mesh.size)
-    index = jax.process_index()
-    return int(mesh.size), sum(each.process_index == index for each in devices.flat)
+    if not isinstance(mesh, jax.sharding.Mesh):  # an abstract mesh has no devices
+        return int(mesh.size), min(int(mesh.size), jax.local_device_count())
+    local = (device in mesh.local_devices for device in mesh.devices.flat)
+    return int(mesh.size), sum(local)

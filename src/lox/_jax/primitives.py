@@ -48,6 +48,9 @@ linear_solve_p: Any = jex.primitives.linear_solve_p
 hijax_p: Any = compat.private(
     "hijax.call_hi_primitive_p", "there are no high-level primitives", default=None
 )
+shard_map_p: Any = compat.private(
+    "shard_map.shard_map_p", "find events with `over` that only some devices reach"
+)
 
 # primitives whose public functions have other names
 _PUBLIC_NAMES = {"remat2": "checkpoint", "while": "while_loop"}

@@ -36,7 +36,7 @@ def format_value(value: Any) -> str:
             return f"[{inside}]"
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, Masked):
-        if is_tracer(value.array) or is_spread(value.mask):
+        if is_tracer(value.array) or is_spread(value.array) or is_spread(value.mask):
             return format_value(value.array)
         return _format_array(value.array, to_numpy(value.mask))
     if is_tracer(value):

@@ -251,7 +251,8 @@ class Key(NamedTuple):
                 "`compact` needs concrete values, since its shapes depend on them. "
                 "Call it outside `jax.jit`."
             )
-        if is_spread(self.mask):  # no process knows which rows happened elsewhere
+        arrays = (*leaves_of(self.value), *self.steps.values(), self.mask)
+        if any(map(is_spread, arrays)):  # other processes have the other rows
             return self
         mask = to_numpy(self.mask)
         axis = self.info.time_axis(self.mask, 0)

@@ -110,7 +110,7 @@ def _inexact(dtype: Any) -> Any:
     return dtype if is_inexact(dtype) else default_float()
 
 
-def _wide(dtype: Any) -> Any:
+def wide_dtype(dtype: Any) -> Any:
     """The dtype to add up in: at least float32."""
     dtype = np.dtype(_inexact(dtype))
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
@@ -134,7 +134,7 @@ class _Sum(Named):
     def init(self, kind: Any) -> Any:
         dtype = self.dtype(kind.dtype)
         if is_inexact(dtype):
-            return CompensatedSum.zero(kind, _wide(dtype))
+            return CompensatedSum.zero(kind, wide_dtype(dtype))
         return zeros(kind, dtype)
 
     def update(self, carried: Any, x: Any, number: Any) -> Any:
@@ -189,7 +189,7 @@ class _Var(Named):
         return _real(_inexact(dtype))
 
     def init(self, kind: Any) -> _Moments:
-        wide = _wide(kind.dtype)
+        wide = wide_dtype(kind.dtype)
         total = CompensatedSum.zero(kind, wide)
         squares = CompensatedSum.zero(kind, _real(wide))
         return _Moments(zeros(kind, wide), total, squares)
@@ -249,26 +249,27 @@ class _Std(_Var):
 # --- selections --------------------------------------------------------------
 
 
+def worst_value(name: str, dtype: Any) -> Any:
+    """The initial `"min"` or `"max"`, which every value of a dtype replaces."""
+    if is_integer(dtype):
+        least, most = integer_range(dtype)
+        return most if name == "min" else least
+    worst = np.inf if name == "min" else -np.inf
+    return complex(worst, worst) if np.dtype(dtype).kind == "c" else worst
+
+
 class _Max(Named):
     name = "max"
     takes_no_rows = False
 
-    def _initial(self, dtype: Any) -> Any:
-        """The initial value, which every value of a dtype replaces."""
-        if is_integer(dtype):
-            least, most = integer_range(dtype)
-            return most if self.name == "min" else least
-        worst = np.inf if self.name == "min" else -np.inf
-        return complex(worst, worst) if np.dtype(dtype).kind == "c" else worst
-
     def init(self, kind: Any) -> Any:
         dtype = kind.dtype  # or a dtype with arithmetic and the same order
         if is_inexact(dtype):
-            dtype = _wide(dtype)
+            dtype = wide_dtype(dtype)
         elif dtype == np.bool_ or np.dtype(dtype).kind == "V":
             dtype = np.dtype(np.int8)
         start = zeros(kind, dtype)
-        return start + namespace(start).asarray(self._initial(dtype), dtype)
+        return start + namespace(start).asarray(worst_value(self.name, dtype), dtype)
 
     def update(self, carried: Any, x: Any, number: Any) -> Any:
         choose = getattr(namespace(x), f"{self.name}imum")
@@ -280,7 +281,8 @@ class _Max(Named):
         choose = getattr(namespace(rows), self.name)
         if mask is None:
             return choose(rows, axis=axis)
-        return choose(rows, axis=axis, where=mask, initial=self._initial(rows.dtype))
+        worst = worst_value(self.name, rows.dtype)
+        return choose(rows, axis=axis, where=mask, initial=worst)
 
 
 class _Min(_Max):

@@ -107,6 +107,18 @@ class Streams:
         numbers = {self._of_key[key] for key in keys if key in self}
         return {number: one for number, one in state.items() if number in numbers}
 
+    def over(self, eqn: Any) -> dict[int, frozenset[str]]:
+        """The `over` of events inside an equation, by the number of their stream.
+
+        All events of a stream that are in one `shard_map` have the same.
+        """
+        found: dict[int, frozenset[str]] = {}
+        for event in filter(self._selection.selects_event, events_inside(eqn)):
+            for key in event.call.keys:
+                if key in self:
+                    found[self._of_key[key]] = frozenset(event.call.over)
+        return found
+
     def _numbers_for(self, record: Record, state: StreamStates) -> list[int]:
         """The numbers of the streams that receive the rows of one event."""
         if not state:

@@ -1,6 +1,6 @@
 """Collects the rows of a program: shared by `lox.spool` and `logify.logify`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lox._events.event import Event
@@ -58,6 +58,9 @@ class _Spooler(SelectingCollector):
 
     def part(self, state: State, eqn: Any) -> State:
         return state.with_streams(self._streams.part(state.streams, eqn))
+
+    def over(self, eqn: Any) -> Mapping[int, frozenset[Any]]:
+        return self._streams.over(eqn)
 
     def rows_only(self, eqn: Any) -> Collector:
         types = infer_rows_of_equation(eqn, self._selection, self._reductions)

@@ -1,7 +1,7 @@
 """Delivers the events of a program to the host: shared by `lox.tap` and loggers."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -123,7 +123,10 @@ class _Tapper(SelectingCollector):
                 return
             lanes = next(iter(rows.values())).lanes
             if stream.holds:
-                self._deliver_batch(stream, new, due, lanes, event.call.source, run)
+                call = event.call
+                self._deliver_batch(
+                    stream, new, due, lanes, call.source, call.over, run
+                )
             else:
                 if stream.per_lane:  # lanes may be due at different events
                     rows = masked(rows, due)
@@ -142,6 +145,9 @@ class _Tapper(SelectingCollector):
 
     def part(self, state: State, eqn: Any) -> State:
         return state.with_streams(self._streams.part(state.streams, eqn))
+
+    def over(self, eqn: Any) -> Mapping[int, frozenset[Any]]:
+        return self._streams.over(eqn)
 
     def without_rows(self) -> Handler:
         return self  # it returns no rows
@@ -168,6 +174,7 @@ class _Tapper(SelectingCollector):
                     None,
                     stream.first.lanes,
                     stream.first.source,
+                    stream.first.over,
                     state.run,
                 )
 
@@ -194,6 +201,7 @@ class _Tapper(SelectingCollector):
         due: Any,
         lanes: int,
         source: Source,
+        over: tuple[str, ...],
         run: Any,
     ) -> None:
         """Delivers the rows of a stream.
@@ -205,6 +213,7 @@ class _Tapper(SelectingCollector):
                 the remaining rows are delivered.
             lanes: how many lane axes the rows have here.
             source: the line that the event names.
+            over: the `over` of the events.
             run: the key data of the run.
         """
         final = due is None
@@ -216,6 +225,7 @@ class _Tapper(SelectingCollector):
             steps=tuple(stream.first.steps),
             source=source,
             tags=all_tags(rows.tags for rows in stream.rows.values()),
+            over=over,
         )
         layout = Layout(lanes, masked=stream.per_lane, buffered=stream.buffers)
         event = Event(call, layout)
@@ -270,7 +280,7 @@ class _Tapper(SelectingCollector):
                 decide per key.
         """
         keys = event.call.keys
-        event, operands = with_device(event, operands)
+        event, operands = _with_device(event, operands)
         if run is not None:
             operands = with_run(event, operands, run)
         if self._prefix:
@@ -288,12 +298,12 @@ class _Tapper(SelectingCollector):
         log_p.bind(*operands, event=event)
 
 
-def with_device(event: Event, operands: Sequence[Any]) -> tuple[Event, Sequence[Any]]:
+def _with_device(event: Event, operands: Sequence[Any]) -> tuple[Event, Sequence[Any]]:
     """Adds the step `lane` to an event in a `shard_map`, which each device delivers.
 
     Devices are the outermost lanes, as in the logs that `lox.spool` returns.
     """
-    device = array_types.device_in_shard_map()
+    device = array_types.device_in_shard_map(event.call.over)
     if device is None or LANE in event.call.steps:
         return event, operands
     index, count = device

@@ -10,7 +10,7 @@ from lox._events.event import Event
 from lox._events.payload import PAYLOAD
 from lox._host.logdicts import lane_converter, names_lanes, with_outer_lanes
 from lox._logs.access import with_lane
-from lox._logs.lane_step import DTYPE, LANE
+from lox._logs.lane_step import DTYPE
 from lox._logs.logdict import logdict
 
 
@@ -77,7 +77,9 @@ def _lanes_of_runs(words: Any) -> Any:
 def logs_consumer(
     event: Event, receive: Callable[[Any, logdict], None]
 ) -> Callable[[Sequence[Any]], None]:
-    """Returns a function that consumes a payload, which is the words of runs and logs.
+    """Returns a function that consumes a payload of the words of runs and logs.
+
+    In a `shard_map`, the number of the device follows, and rows have the step `lane`.
 
     Args:
         event: the event of the payload.
@@ -86,7 +88,6 @@ def logs_consumer(
     """
     convert = lane_converter(event)
     lanes_in_runs = LanesInRuns(event)
-    of_device = event.layout.device_lanes is not None
 
     def consume(operands: Sequence[Any]) -> None:
         # the words come first; without them, all logs are of one run
@@ -94,15 +95,13 @@ def logs_consumer(
         shape = operands[0].shape[: event.layout.lanes]
         words = operands[0].reshape(*shape, -1) if has_words else np.zeros((*shape, 1))
         lanes = lanes_in_runs(words)
-        if of_device:
-            operands = with_outer_lanes(event, operands, _outer_lanes(words))
         for i, payload in enumerate(convert(operands)):
             if payload:
-                run, logs = payload[PAYLOAD]
-                if of_device:
-                    logs = with_lane(logs, int(payload.steps[LANE][PAYLOAD]))
-                elif lanes is not None:
-                    logs = with_lane(logs, lanes[i])
-                receive(run, logs)
+                run, logs, *device = payload[PAYLOAD]
+                lane = None if lanes is None else lanes[i]
+                if device:  # devices are the outermost lanes
+                    count = 1 if lanes is None else int(lanes.max()) + 1
+                    lane = int(device[0]) * count + (lane or 0)
+                receive(run, logs if lane is None else with_lane(logs, lane))
 
     return consume

@@ -21,7 +21,6 @@ from lox._store.open_writers import open_writers
 from lox._store.processes import part_path
 
 from .compiled import is_outermost
-from .deliver import with_device
 from .run_lanes import logs_consumer
 
 _MODES = {
@@ -77,7 +76,8 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
             mode = "a"
         return
     sink = _SaveSink(directory, mode)
-    send_payload((words, with_key_data(logs)), sink, "`lox.save`", with_device)
+    payload = words, with_key_data(logs)
+    send_payload(payload, sink, "`lox.save`", names_device=True)
 
 
 class _SaveSink(HostSink):

@@ -6,7 +6,7 @@ A backend implements three methods on NumPy values: `open`, `write` and `close`.
 import dataclasses
 import secrets
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
+from lox._events.over import axes_of
 from lox._events.selection import Selection
 from lox._jax import host
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._logs.shards import local_logs
+from lox._source import user_source
 from lox._store.keys import key_data, run_name
 from lox._transforms.arguments import Argnames, Argnums, Static
 from lox._transforms.compiled import is_outermost
@@ -156,25 +158,32 @@ class Logger:
         state: LoggerState,
         logs: Mapping[str, Any],
         when: Any = None,
+        over: str | Sequence[str] | None = None,
         **steps: Any,
     ) -> None:
         """Logs values to the runs of a state.
+
+        In `jax.shard_map`, each device logs, and rows have the step `lane`.
 
         Args:
             state: the state returned by `init`.
             logs: values by name, or logs returned by `lox.spool`.
             when: log only if this is true. With an array, each true element of the
                 values is a separate row, as in `lox.log`.
+            over: in `jax.shard_map`, the name of a mesh axis, or several: the mean of
+                the values across the devices along it is logged once, as in `lox.log`.
             **steps: step numbers, for values without steps: `step=i`.
         """
         words = self._checked(state).words
-        checked = check_logs(logs, steps, type(self).__name__, when)
+        name = type(self).__name__
+        axes = () if over is None else axes_of(over, f"`{name}.log` at {user_source()}")
+        checked = check_logs(logs, steps, name, when, axes)
         if not (self._accepts_typed_keys and is_outermost()):
             checked = with_key_data(checked)
         if not is_outermost():
-            send(self._runs, (words, checked), WriteSink)
+            send(self._runs, (words, checked), WriteSink, axes)
             return
-        local = local_logs(checked, f"`{type(self).__name__}.log`")
+        local = local_logs(checked, f"`{name}.log`")
         send(self._runs, (words, local.own), WriteSink)
         for rows in local.lanes:
             send(self._runs, (words, rows), DeviceWriteSink)

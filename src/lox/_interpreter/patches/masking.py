@@ -5,9 +5,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lox._errors import UnsupportedPrimitiveError
+from lox._errors import LoxValueError, UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
+from lox._interpreter.device_flow import differing
+from lox._jax import array_types
 
 from .rewriter import AllEventsRewriter
 
@@ -27,6 +29,8 @@ class EventMasker(AllEventsRewriter):
                 "a branch or loop with a predicate per lane. Log it in the function "
                 "itself, or outside of it."
             )
+        if not array_types.is_same_along(context, event.call.over):
+            raise LoxValueError(differing(event, "cond` or `while_loop"))
         parts = event.split(operands)
         axes = event.layout.lanes + event.layout.elements
         shape = jnp.shape(parts.values[0][0])[:axes]

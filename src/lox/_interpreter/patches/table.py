@@ -25,7 +25,7 @@ from lox._jax.primitives import (
     while_p,
 )
 
-from . import batched_scan, batched_while
+from . import batched_scan, batched_while, differing_devices
 from .batched_cond import batch_cond
 from .missing import (
     Needs,
@@ -167,6 +167,13 @@ patches.add(
         recomputation.jvp_of_linear_solve,
         "the solution of a linear system is logged again for each tangent",
         "log outside of `custom_linear_solve`",
+    ),
+    Patch(
+        "the lowering rule of `shard_map`",
+        without="devices may wait forever for others that take another branch",
+        instead="log with `over` outside of branches and loops",
+        install=differing_devices.install,
+        refuse=differing_devices.refuse,
     ),
     Patch(
         "the effects of high-level primitives",

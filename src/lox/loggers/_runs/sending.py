@@ -9,6 +9,7 @@ import numpy as np
 from lox._errors import LoxTypeError, StepError
 from lox._events.condition import Condition, event_logs
 from lox._events.log import arrays_of
+from lox._events.over import mean_of_devices
 from lox._events.payload import send_payload
 from lox._host import signals
 from lox._jax import array_types, host
@@ -16,14 +17,16 @@ from lox._logs.access import keys_of, metadata_of
 from lox._logs.logdict import from_keys, logdict
 from lox._source import delivery, user_source
 from lox._transforms.compiled import is_outermost
-from lox._transforms.deliver import with_device
 
 from .open_runs import OpenRuns
 from .sinks import CloseSink, RunSink
 
 
 def send(
-    runs: OpenRuns, payload: Any, make_sink: Callable[[OpenRuns, int], RunSink]
+    runs: OpenRuns,
+    payload: Any,
+    make_sink: Callable[[OpenRuns, int], RunSink],
+    over: tuple[str, ...] = (),
 ) -> None:
     """Sends a payload to a sink, immediately or when the traced program runs.
 
@@ -31,13 +34,13 @@ def send(
         runs: the open runs of the logger.
         payload: a pytree of arrays.
         make_sink: creates the sink, given the runs and the number of devices that send.
+        over: the mesh axes along which the devices send as one.
     """
     sink = make_sink(runs, array_types.shard_map_devices())
     if is_outermost():
         _send_from_host(runs, payload, sink)
         return
-    of_device = with_device if sink.names_devices else None
-    send_payload(payload, sink, "the logger", of_device)
+    send_payload(payload, sink, "the logger", over, sink.names_devices)
 
 
 def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
@@ -62,9 +65,16 @@ def _to_host(x: Any) -> Any:
 
 
 def check_logs(
-    logs: Mapping[str, Any], steps: Mapping[str, Any], logger: str, when: Any = None
+    logs: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    logger: str,
+    when: Any = None,
+    over: tuple[str, ...] = (),
 ) -> logdict:
-    """Checks the arguments of `Logger.log`, and converts them to a `logdict`."""
+    """Checks the arguments of `Logger.log`, and converts them to a `logdict`.
+
+    With `over`, the values are reduced across the devices along these mesh axes.
+    """
     call = f"`{logger}.log`"
     if not isinstance(logs, Mapping):
         raise LoxTypeError(
@@ -77,6 +87,11 @@ def check_logs(
         raise LoxTypeError(
             f"a `logdict` already has its steps; {call} accepts "
             f"{', '.join(map(repr, steps))} only with a plain dict."
+        )
+    if isinstance(logs, logdict) and over:
+        raise LoxTypeError(
+            f"{caller}: the values for `over` must be a plain dict, not a `logdict`. "
+            "Give `over` to the `lox.log` calls of the function that was spooled."
         )
     for key, value in logs.items():
         leaves = jax.tree.leaves(value)
@@ -92,16 +107,23 @@ def check_logs(
                 f"{step!r:.80}. To log several rows at once, pass a `lox.logdict(..., "
                 "stacked=True)`."
             )
-    if condition is None:
+    if condition is None and not over:
         by_key = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
         return logdict(logs, by_key)
     values = {}
     for key, value in logs.items():
         leaves, tree = arrays_of(value, key, caller)
-        values[key] = tree.unflatten(condition.values(key, leaves))
-    return event_logs(
-        values, {name: condition.step(step) for name, step in steps.items()}, condition
-    )
+        if condition is not None:
+            leaves = condition.values(key, leaves)
+        values[key] = tree.unflatten(leaves)
+    numbers = {name: host.to_array(step) for name, step in steps.items()}
+    if condition is not None:
+        numbers = {name: condition.step(step) for name, step in numbers.items()}
+    if over:
+        values, numbers, condition = mean_of_devices(
+            over, values, numbers, condition, caller
+        )
+    return event_logs(values, numbers, condition)
 
 
 def _masked(logs: logdict, condition: Condition) -> logdict:
