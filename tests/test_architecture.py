@@ -19,6 +19,7 @@ FLOW = [
     "lox._reduce",
     "lox._logs",
     "lox._store",
+    "lox._page",
     "lox._libraries",
     "lox._events",
     "lox._host",
@@ -35,7 +36,7 @@ FLOW = [
     "logify",
 ]
 # What can be used without JAX: nothing in them imports it when it is loaded.
-WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox.cli", "lox.__main__"]
+WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox._page", "lox.cli", "lox.__main__"]
 
 
 def modules():

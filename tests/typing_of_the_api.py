@@ -41,6 +41,9 @@ runs.plot("loss", band="sd")  # type: ignore[arg-type]
 runs[0].load().plot(band="std")
 
 
+assert_type(lox.page("store", x=["tokens"])._repr_html_(), str)
+
+
 @lox.spool(interval=2)
 def g(x: float) -> str:
     return str(x)

@@ -30,6 +30,7 @@ from ._version import __version__ as __version__
 if TYPE_CHECKING:
     from . import loggers as loggers, neptune as neptune, wandb as wandb
     from ._logs.logdict import logdict as logdict
+    from ._page.notebook import page as page
     from ._reduce.reductions import Reduction as Reduction
     from ._runtime import (
         log as log,
@@ -50,6 +51,7 @@ else:
         "logdict": "_logs.logdict",
         "Reduction": "_reduce.reductions",
         "load": "_store.runs",
+        "page": "_page.notebook",
         "runs": "_store.runs",
         **dict.fromkeys(
             (

@@ -240,6 +240,11 @@ def warn_of_unmatched(
             )
 
 
+def writers_of(run: Run) -> list[WrittenSegments]:
+    """What the writers of a run have written so far, in the order of its rows."""
+    return list(run._writers())
+
+
 def _writers_in(directory: Location, process: int) -> Iterator[WrittenSegments]:
     """The writers of one process that are part of the run."""
     try:

@@ -146,21 +146,23 @@ class Segment:
         if self._records is None:
             self._records = self._read_records()
 
-    def _read_records(self) -> Any:
+    def _read_records(self, first: int = 0) -> Any:
+        start = len(self._header) + first * self._dtype.itemsize
         try:
-            return self.records_path.records(self._dtype, len(self._header), self.count)
+            return self.records_path.records(self._dtype, start, self.count - first)
         except StoreError:
             raise
         except (OSError, OverflowError, ValueError) as error:
             raise self._cannot_read(error) from error
 
-    def column(self, index: int) -> Any:
-        """One column of all records; a memory map if it is large."""
-        records = self._records
-        if records is None:  # not kept: a memory map is an open file
-            records = self._read_records()
+    def column(self, index: int, first: int = 0) -> Any:
+        """One column of the records from `first` on; a memory map if it is large."""
+        if self._records is not None:
+            records = self._records[first:]
+        else:  # not kept: a memory map is an open file
+            records = self._read_records(first)
         rows = records[f"c{index}"].view(np.ndarray)
-        pages = min(self.count, self.count * self._dtype.itemsize // _PAGE_SIZE)
+        pages = min(len(rows), len(rows) * self._dtype.itemsize // _PAGE_SIZE)
         if rows.nbytes <= _MAX_COPIED_BYTES and pages <= _MAX_PAGES:
             return rows.copy()
         return rows

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from lox._images import encode_png, to_uint8
 from lox.loggers._tables import Array
 from lox.loggers._trackers.histogram import finite_histogram
-from lox.loggers._trackers.images import encode_png, to_uint8
 
 # --- checksums ---------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lox._images import encode_png, to_uint8
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
@@ -18,7 +19,6 @@ from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers
 
 from .histogram import histograms_of
-from .images import encode_png, to_uint8
 from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs

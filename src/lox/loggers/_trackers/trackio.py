@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lox._images import to_uint8
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
@@ -16,7 +17,6 @@ from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
 from .histogram import histograms_of
-from .images import to_uint8
 from .tracker import IntegerSteps, Names, Tracker, check_options
 
 _BINS = 64

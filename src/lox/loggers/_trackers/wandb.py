@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lox._errors import LoxValueError
+from lox._images import to_uint8
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
@@ -19,7 +20,6 @@ from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers, unique_name
 
 from .histogram import histograms_of
-from .images import to_uint8
 from .tracker import Names, Tracker, check_options
 
 # 64 runs would print ten lines each, and each would record the program's output

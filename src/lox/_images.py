@@ -2,10 +2,11 @@
 
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 
-from lox.loggers._tables import Array
+Array = np.ndarray[Any, Any]
 
 
 def to_uint8(pixels: Array) -> Array:

@@ -1,0 +1,461 @@
+"""The data of one chart: statistics over the runs of each group, and single runs."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lox._errors import StoreError
+
+from .decimation import (
+    PER_OCTAVE,
+    bucket_limits,
+    bucket_starts,
+    bucket_width,
+    extremes,
+)
+from .grouping import Group, differing_keys, group_runs, is_seed
+from .packing import narrow
+from .signals import SCALAR, Signal, as_numbers, read_rows
+from .source import RunSource, StoreSource
+from .statistics import BANDS, Mean, band_of, mean_of
+
+Array = np.ndarray[Any, Any]
+
+ROW = "#row"  # the x-axis that counts rows
+KEY = "key:"  # the prefix of an x-axis that is a logged scalar
+AUTO, ALL = "@auto", "@all"  # groupings; others are lists of config keys
+DEFAULT_BUCKETS = 480
+_MAX_LIMITS = 2**16
+_MAX_CELLS = 2**26  # of a table of lanes that have little in common
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a chart shows.
+
+    Attributes:
+        key: the name of the scalar.
+        x: the x-axis: a step, `ROW`, or `KEY` and a scalar. Runs without it use their
+            first step.
+        by: the config keys to group by, or `AUTO`, or `ALL`.
+        bands: the bands to compute.
+        runs: the numbers of the runs to include; None for all.
+        low: the first `x` to show; None for the beginning.
+        high: the last `x` to show; None for the end.
+        buckets: the maximum number of points, about the width in pixels.
+        per_octave: the number of points per octave, where a logarithmic axis needs
+            more.
+        after: to extend a chart, the limit from which on it is needed.
+        width: to extend a chart, the width of its buckets.
+    """
+
+    key: str
+    x: str = ""
+    by: tuple[str, ...] = (AUTO,)
+    bands: tuple[str, ...] = BANDS
+    runs: frozenset[int] | None = None
+    low: float | None = None
+    high: float | None = None
+    buckets: int = DEFAULT_BUCKETS
+    per_octave: int = PER_OCTAVE
+    after: float | None = None
+    width: float | None = None
+
+
+class Lane(NamedTuple):
+    """The rows of one lane of one run, in ascending order of `x`, without repeats."""
+
+    run: int
+    number: int | None
+    x: Array
+    values: Array
+
+
+class CannotExtendError(Exception):
+    """A chart cannot be extended, and must be computed again."""
+
+
+def grouping(source: StoreSource, by: Sequence[str]) -> list[Group]:
+    """The groups of the runs of a store."""
+    configs = {number: run.config for number, run in source.runs.items()}
+    keys = list(by)
+    if keys == [AUTO]:
+        keys = [k for k in differing_keys(configs.values()) if not is_seed(k)]
+    elif keys == [ALL]:
+        keys = []
+    return group_runs(configs, keys)
+
+
+def chart(source: StoreSource, request: Request) -> dict[str, Any]:
+    """The data of a chart, to be packed."""
+    return next(charts(source, request, [request.by]))[1]
+
+
+def charts(
+    source: StoreSource, request: Request, groupings: Sequence[Sequence[str]]
+) -> Iterator[tuple[Sequence[str], dict[str, Any]]]:
+    """The data of one chart for several groupings; reads the runs once."""
+    lanes, axes, problems = _lanes(source, request)
+    after = request.after
+    if after is not None and any(_is_unordered(lane, after) for lane in lanes):
+        raise CannotExtendError
+    is_step = not request.x.startswith(KEY)
+    lanes = [
+        lane if source.common_steps.has(lane.x) else _ascending(lane, unique=is_step)
+        for lane in lanes
+    ]
+    full = [lane for lane in lanes if len(lane.x)]
+    extent = [
+        min((float(lane.x[0]) for lane in full), default=None),
+        max((float(lane.x[-1]) for lane in full), default=None),
+    ]
+    if request.after is None:
+        lanes = [_between(lane, request) for lane in full]
+        lanes = [lane for lane in lanes if len(lane.x)]
+    else:  # the page must see new runs, also those without rows so late
+        lanes = [_between(lane, request) for lane in lanes]
+    table = _Table(lanes, request)
+    common = {
+        "key": request.key,
+        "axes": axes,
+        "extent": extent,
+        "width": table.width,
+        "binned": table.binned,
+        "from": table.from_x,
+        "to": table.to_x,
+        "lanes": table.curves(),
+        "problems": problems,
+    }
+    for by in groupings:
+        groups = [
+            {"label": group.label, "runs": group.runs, **found}
+            for group in grouping(source, by)
+            if (found := table.summary(group, request.bands)) is not None
+        ]
+        yield by, {**common, "groups": groups}
+
+
+# --- rows --------------------------------------------------------------------
+
+
+def _lanes(
+    source: StoreSource, request: Request
+) -> tuple[list[Lane], list[str], list[str]]:
+    """The lanes of all runs, the names of their x-axes, and what cannot be read."""
+    lanes: list[Lane] = []
+    axes: dict[str, None] = {}
+    problems: list[str] = []
+    for number, run in source.runs.items():
+        signal = run.signals.get(request.key)
+        selected = request.runs is None or number in request.runs
+        if signal is None or signal.kind != SCALAR or not selected:
+            continue
+        try:
+            axis, found = _rows(source, run, signal, request)
+        except (StoreError, OSError, ValueError) as error:
+            problems.append(f"{run.run.name}: {error}")
+            continue
+        axes[axis] = None
+        lanes += [Lane(number, lane, x, values) for lane, x, values in found]
+    return lanes, list(axes), problems
+
+
+def _rows(
+    source: StoreSource, run: RunSource, signal: Signal, request: Request
+) -> tuple[str, list[tuple[int | None, Array, Array]]]:
+    """The name of the x-axis; and for each lane its number, `x` and values."""
+    axis, across = request.x, None
+    if axis.startswith(KEY):
+        other = run.signals.get(axis.removeprefix(KEY))
+        if other is None or other.kind != SCALAR or not signal.shares_rows(other):
+            axis = ""
+        else:
+            across = other.leaves
+    if across is None and axis != ROW and axis not in signal.steps:
+        axis = next(iter(signal.steps), ROW)
+    step = None if axis == ROW or across is not None else axis
+    if step is not None and request.after is None and len(signal.leaves) == 1:
+        (leaf,) = signal.leaves
+        common = source.common_steps.of(leaf, step)
+        if common is not None:
+            values = leaf.read(leaf.position, leaf.column, 0)
+            return axis, [(None, common, as_numbers(values))]
+    found = []
+    for lane in read_rows(signal.leaves, step, across, request.after):
+        x = np.asarray(lane.x, np.float64)
+        if request.after is None and across is None:
+            x = source.common_steps.shared(x)
+        found.append((lane.lane, x, as_numbers(lane.values)))
+    return axis.removeprefix(KEY), found
+
+
+def _is_unordered(lane: Lane, after: float) -> bool:
+    """Whether rows that were logged late belong before the end of a chart."""
+    new = lane.x[int(np.argmax(lane.x >= after)) :] if len(lane.x) else lane.x
+    return bool(len(new)) and new[0] >= after and bool((np.diff(new) <= 0).any())
+
+
+def _ascending(lane: Lane, unique: bool) -> Lane:
+    """Sorts rows by `x`; of rows with the same step, only the last one counts."""
+    x, values = lane.x, lane.values
+    known = np.isfinite(x)
+    if not known.all():
+        x, values = x[known], values[known]
+    steps = np.diff(x)
+    if (steps < 0).any():
+        order = np.argsort(x, kind="stable")
+        x, values = x[order], values[order]
+        steps = np.diff(x)
+    if unique and not steps.all():
+        last = np.append(steps > 0, True)
+        x, values = x[last], values[last]
+    return lane._replace(x=x, values=values)
+
+
+def _between(lane: Lane, request: Request) -> Lane:
+    """The rows in the requested range, and one more on each side."""
+    start, end = 0, len(lane.x)
+    if request.low is not None:
+        start = max(int(np.searchsorted(lane.x, request.low)) - 1, 0)
+    if request.high is not None:
+        end = int(np.searchsorted(lane.x, request.high, side="right")) + 1
+    if request.after is not None:
+        start = int(np.searchsorted(lane.x, request.after))
+    if start == 0 and end >= len(lane.x):
+        return lane
+    return lane._replace(x=lane.x[start:end], values=lane.values[start:end])
+
+
+# --- tables of lanes -----------------------------------------------------------
+
+
+class _Table:
+    """Lanes with a common x-axis, split into buckets.
+
+    If the lanes have few values of `x` in common, each bucket is one point: the mean of
+    a lane's rows in it.
+
+    Attributes:
+        width: the width of the buckets; 0 if each row is one.
+        binned: whether statistics are computed from means of buckets.
+        from_x: the first `x` of each bucket.
+        to_x: the last `x` of each bucket.
+    """
+
+    def __init__(self, lanes: list[Lane], request: Request) -> None:
+        self._lanes = lanes
+        every = [lane.x for lane in lanes] or [np.zeros(0)]
+        first = every[0]
+        if all(_are_equal(x, first) for x in every[1:]):
+            x = first
+        else:
+            x = np.unique(np.concatenate(every))
+        self.binned = bool((np.diff(x) == 0).any()) or _have_little_in_common(every, x)
+        self.width = 0.0
+        starts = np.arange(len(x))
+        if request.after is not None and request.width == 0:
+            if self.binned or len(x) > 2 * request.buckets:
+                raise CannotExtendError
+        elif self.binned or len(x) > request.buckets or request.width:
+            low, high = float(x[0]) if len(x) else 0.0, float(x[-1]) if len(x) else 0.0
+            if request.width is None:
+                # the requested range, not that of the rows beside it
+                span = (
+                    low if request.low is None else max(low, request.low),
+                    high if request.high is None else min(high, request.high),
+                )
+                self.width = bucket_width(*span, request.buckets)
+            else:
+                self.width = request.width
+                if high - low > self.width * _MAX_LIMITS:
+                    raise CannotExtendError
+            if self.width and len(x):
+                limits = bucket_limits(low, high, self.width, request.per_octave)
+                starts = bucket_starts(x, limits)
+            elif len(x):
+                starts = np.zeros(1, np.int64)
+        ends = np.append(starts[1:], len(x)) - 1 if len(x) else starts
+        self.from_x, self.to_x = x[starts], x[ends]
+        self._x, self._starts = x, starts
+        self._fill()
+
+    def _fill(self) -> None:
+        """Brings all lanes to the same columns: rows or, if `binned`, buckets."""
+        lanes, x, starts = self._lanes, self._x, self._starts
+        wide = any(lane.values.dtype == np.float64 for lane in lanes)
+        dtype = np.float64 if wide else np.float32
+        self._bad = np.zeros((len(lanes), len(starts)), np.uint32)
+        if self.binned:
+            self._values = np.full((len(lanes), len(starts)), np.nan)
+            pairs = [np.full((len(lanes), len(starts)), np.nan, dtype) for _ in "ab"]
+            for i, lane in enumerate(lanes):
+                self._bin_lane(i, lane, pairs)
+            self._pairs = pairs
+            self._columns = np.arange(len(starts))
+        else:
+            self._values = np.full((len(lanes), len(x)), np.nan, dtype)
+            for i, lane in enumerate(lanes):
+                values = lane.values
+                bad = ~np.isfinite(values)
+                where: Any = slice(None)
+                if len(lane.x) != len(x):
+                    where = np.searchsorted(x, lane.x)
+                self._values[i, where] = values
+                if bad.any():
+                    rows = np.arange(len(x))[where][bad]
+                    self._values[i, rows] = np.inf
+                    buckets = np.searchsorted(starts, rows, side="right") - 1
+                    np.add.at(self._bad[i], buckets, 1)
+            self._columns = starts
+        finite = np.isfinite(self._values)
+        self._finite = None if finite.all() else finite
+        if not self.binned:
+            found = extremes(self._values, self._finite, starts)
+            self._pairs = [found.first, found.second]
+
+    def _bin_lane(self, i: int, lane: Lane, pairs: list[Array]) -> None:
+        limits = self.from_x
+        starts = bucket_starts(lane.x, limits)
+        if not len(starts):
+            return
+        buckets = np.searchsorted(limits, lane.x[starts], side="right") - 1
+        finite = np.isfinite(lane.values)
+        values = np.where(finite, lane.values, np.inf)[None]
+        found = extremes(values, None if finite.all() else finite[None], starts)
+        pairs[0][i, buckets], pairs[1][i, buckets] = found.first[0], found.second[0]
+        count = np.add.reduceat(finite, starts)
+        total = np.add.reduceat(np.where(finite, lane.values, 0), starts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._values[i, buckets] = np.where(count, total / count, np.inf)
+        self._bad[i, buckets] = np.add.reduceat(~finite, starts)
+
+    def curves(self) -> dict[str, Any]:
+        """The smallest and largest value of each lane in each bucket."""
+        first, second = self._pairs
+        return {
+            "runs": [lane.run for lane in self._lanes],
+            "numbers": [lane.number for lane in self._lanes],
+            "first": first,
+            "second": None if second is first else second,
+        }
+
+    def summary(self, group: Group, bands: Sequence[str]) -> dict[str, Any] | None:
+        """Statistics over the lanes of a group; None if it has none."""
+        members = set(group.runs)
+        rows = [i for i, lane in enumerate(self._lanes) if lane.run in members]
+        if not rows:
+            return None
+        every = len(rows) == len(self._lanes)
+        lanes = self._values if every else self._values[rows]
+        finite = self._finite
+        if finite is not None:
+            finite = finite if every else finite[rows]
+            finite = None if finite.all() else finite
+        mean = mean_of(lanes, finite)
+        starts = self._columns
+        present = mean.mean
+        if finite is not None:
+            logged = (~np.isnan(lanes)).any(axis=0)
+            empty = np.where(logged, np.inf, np.nan)
+            present = np.where(mean.n > 0, mean.mean, empty)
+        some = None if finite is None else (mean.n > 0)[None]
+        found = extremes(present[None], some, starts)
+        positions = self._x
+        limits = self._bands(lanes, finite, mean, bands, starts)
+        at_first = at_second = None  # as the buckets
+        if len(starts) != len(self._x) and not self.binned:
+            at_first = positions[found.first_row[0]]
+            at_second = positions[found.second_row[0]]
+        return {
+            "lanes": rows,
+            "x": at_first,
+            "x2": at_second,
+            "first": narrow(found.first[0]),
+            "second": None if at_second is None else narrow(found.second[0]),
+            "average": narrow(_averages(mean, starts)),
+            "n": _reduced(np.minimum, mean.n, starts).astype(np.uint32),
+            "n2": _reduced(np.maximum, mean.n, starts).astype(np.uint32),
+            "bad": self._bad[rows].sum(axis=0).astype(np.uint32),
+            "bands": limits,
+        }
+
+    def _bands(
+        self,
+        lanes: Array,
+        finite: Array | None,
+        mean: Mean,
+        bands: Sequence[str],
+        starts: Array,
+    ) -> Mapping[str, Any]:
+        """The lowest lower limit and the highest upper limit in each bucket."""
+        if len(lanes) < 2:
+            return {}
+        found = {}
+        for name in bands:
+            if name == "ci":
+                low, high = self._intervals(lanes, finite, mean, starts)
+            else:
+                low, high = band_of(name, lanes, finite, mean)
+                low = _reduced(np.fmin, low, starts)
+                high = _reduced(np.fmax, high, starts)
+            found[name] = [narrow(low), narrow(high)]
+        return found
+
+    def _intervals(
+        self, lanes: Array, finite: Array | None, mean: Mean, starts: Array
+    ) -> tuple[Array, Array]:
+        """Bootstrap intervals at the lowest and highest point of each bucket.
+
+        Resampling every row would take seconds. The lowest point is where `mean - sem`
+        is the smallest, and the highest one where `mean + sem` is the largest.
+        """
+        spread = 2 * np.nan_to_num(mean.sem)
+        limits = []
+        for sign, side in ((-1, 0), (1, 1)):
+            values = (mean.mean + sign * spread)[None]
+            known = np.isfinite(values)
+            found = extremes(values, None if known.all() else known, starts)
+            a, b = found.first_row[0], found.second_row[0]
+            higher = sign * values[0][a] >= sign * values[0][b]
+            columns = np.where(higher | ~known[0][b], a, b)
+            part = None if finite is None else finite[:, columns]
+            sub = Mean(mean.mean[columns], mean.n[columns], mean.std[columns])
+            limits.append(band_of("ci", lanes[:, columns], part, sub)[side])
+        return limits[0], limits[1]
+
+
+def _have_little_in_common(every: list[Array], x: Array) -> bool:
+    """Whether lanes have values of `x` at the same time, but seldom the same ones.
+
+    Args:
+        every: the values of each lane.
+        x: all of them, in ascending order.
+    """
+    if len(x) <= 2 * max(map(len, every)):
+        return False
+    if len(x) * len(every) > _MAX_CELLS:
+        return True
+    filled = [lane for lane in every if len(lane)]
+    inside = sum(
+        int(np.searchsorted(x, lane[-1], side="right") - np.searchsorted(x, lane[0]))
+        for lane in filled
+    )
+    return inside > 2 * sum(map(len, filled))
+
+
+def _are_equal(x: Array, y: Array) -> bool:
+    return x is y or (len(x) == len(y) and bool((x == y).all()))
+
+
+def _reduced(function: np.ufunc, values: Array, starts: Array) -> Array:
+    return function.reduceat(values, starts) if len(starts) else values[:0]
+
+
+def _averages(mean: Mean, starts: Array) -> Array:
+    """The mean of each bucket, for smooth curves; NaN where nothing is finite."""
+    known = mean.n > 0
+    total = _reduced(np.add, np.where(known, mean.mean, 0), starts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return total / _reduced(np.add, known.astype(np.float64), starts)

@@ -1,0 +1,45 @@
+"""Writes one HTML file that shows the runs of a store: curves, statistics, a table.
+
+The file needs no server and no network.
+"""
+
+import argparse
+import pathlib
+import webbrowser
+from typing import Any
+
+from lox._page.report import write_report
+
+HELP = "write a page of all runs to one HTML file"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", help="a directory: a store, or one of its runs")
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="report.html",
+        metavar="FILE",
+        help="the file to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-x",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a scalar that can be the x-axis, besides the steps; can be repeated",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the file if it exists"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+
+
+def run(arguments: Any) -> int:
+    path = write_report(
+        arguments.store, arguments.output, x=arguments.x, overwrite=arguments.overwrite
+    )
+    print(path, flush=True)
+    if arguments.open:
+        webbrowser.open(pathlib.Path(path).absolute().as_uri())
+    return 0

@@ -1,0 +1,45 @@
+"""Shows the runs of a store in the browser, live, until Ctrl-C.
+
+The page is at the loopback address, for this machine only. `--host` makes it visible to
+others, who then need the token in the printed URL.
+"""
+
+import argparse
+import webbrowser
+from typing import Any
+
+from lox._page.server import DEFAULT_PORT, serve
+
+HELP = "show all runs in the browser, live"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", help="a directory: a store, or one of its runs")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the address to listen at (default: %(default)s, this machine only)",
+    )
+    parser.add_argument(
+        "-p",
+        "--port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="the port; 0 for any that is free (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token",
+        help="the token for other addresses than the loopback (default: random)",
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+
+
+def run(arguments: Any) -> int:
+    def ready(url: str) -> None:
+        print(f"{url} shows the runs. Press Ctrl-C to stop.", flush=True)
+        if arguments.open:
+            webbrowser.open(url)
+
+    serve(arguments.store, arguments.host, arguments.port, arguments.token, ready=ready)
+    return 0
