@@ -14,7 +14,7 @@ INSTALL := --disable-pip-version-check install --quiet --no-compile
 .PHONY: help demo test soak libraries trackers lint types bench clean
 
 help:
-	@echo "make demo       train a vmapped model, log it live and to disk, then plot it"
+	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
 	@echo "make test       run the tests and the examples in the documentation"
 	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
 	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
@@ -32,7 +32,9 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/python examples/spirals.py
+	$(BIN)/python examples/spirals.py .lox/spirals
+	@echo && echo "A page of all seeds, for a browser:"
+	@$(BIN)/lox report .lox/spirals --overwrite -o .lox/spirals/report.html
 
 # The tests of a file share their setup, so one worker runs all of them.
 test: $(VENV)/ready

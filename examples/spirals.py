@@ -106,10 +106,9 @@ def main(store: str) -> None:
         loss = one.load("loss")["loss"]
         print(f"  {one.name}  {sparkline(loss)}  {loss[0]:.3f} to {loss[-1]:.4f}")
 
-    # one lane per run, as if they came from one `vmap`
-    logs = jax.tree.map(lambda *x: np.stack(x), *(one.load() for one in runs))
+    logs = runs.load()  # one lane per run, as if they came from one `vmap`
     picture = pathlib.Path(store) / "spirals.png"
-    logs.plot("loss", "grad_norm", "accuracy").savefig(picture)
+    logs.plot("loss", "grad_norm", "accuracy", band="ci").savefig(picture)
     print(f"\nSaved the plot to {picture}. The debug logs, selected by tag:")
     _, debug = lox.spool(train, tags="debug", interval=STEPS // 2)(keys[0])
     for row in debug.rows():
