@@ -3,6 +3,7 @@
 import sys
 
 from . import (
+    cli,
     cluster,
     compiled,
     conditional,
@@ -46,6 +47,7 @@ TOPICS = {
         cluster,
         processes,
         page,
+        cli,
         loggers,
         trackers,
         libraries,

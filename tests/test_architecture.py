@@ -20,6 +20,7 @@ FLOW = [
     "lox._logs",
     "lox._store",
     "lox._page",
+    "lox._event_files",
     "lox._libraries",
     "lox._events",
     "lox._host",
@@ -36,7 +37,15 @@ FLOW = [
     "logify",
 ]
 # What can be used without JAX: nothing in them imports it when it is loaded.
-WITHOUT_JAX = ["lox", "lox._store", "lox._logs", "lox._page", "lox.cli", "lox.__main__"]
+WITHOUT_JAX = [
+    "lox",
+    "lox._store",
+    "lox._event_files",
+    "lox._logs",
+    "lox._page",
+    "lox.cli",
+    "lox.__main__",
+]
 
 
 def modules():

@@ -93,15 +93,17 @@ def test_error_is_one_line_without_traceback(capsys, monkeypatch, error, message
         lox.cli.main(["other"])
 
 
-def test_warnings_are_lines_on_stderr(capsys, monkeypatch):
+def test_warnings_are_lines_on_stderr_once_each(capsys, monkeypatch):
     def warn(arguments):
-        for _ in range(2):
-            warnings.warn("a run\nis left out", lox.LoxWarning, stacklevel=1)
+        for name in ("a", "other", "a"):
+            message = f"{name} run\nis left out"
+            warnings.warn(message, lox.LoxWarning, stacklevel=1)
         return 0
 
     command("other", warn, monkeypatch)
     assert lox.cli.main(["other"]) == 0
-    assert capsys.readouterr().err == "lox: warning: a run is left out\n" * 2
+    lines = [f"lox: warning: {name} run is left out\n" for name in ("a", "other")]
+    assert capsys.readouterr().err == "".join(lines)
 
 
 def test_broken_pipe_is_silent(capsys, monkeypatch):

@@ -20,9 +20,10 @@ import pytest
 
 import lox
 import lox.loggers
+from lox._text_curves import sparkline
 from lox.loggers._console import logger as console_logger, view
 from lox.loggers._console.curves import RECENT, Curves
-from lox.loggers._console.view import format_rate, format_time, sparkline
+from lox.loggers._console.view import format_rate, format_time
 from tests import programs as processes
 from tests.waiting import in_threads, join, wait_for, wait_until
 

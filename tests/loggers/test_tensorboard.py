@@ -13,7 +13,7 @@ from jax import lax
 
 import lox
 import lox.loggers
-from lox.loggers._tensorboard import event_file
+from lox._event_files import event_file
 
 pytest.importorskip("tensorboard")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from .logdict import logdict
 
 Band = Literal["ci", "std", "sem", "range", "iqr"]
-_BANDS: tuple[Band, ...] = get_args(Band)
+BANDS: tuple[Band, ...] = get_args(Band)
 
 # how many lanes have a line of their own, and how many are named in the legend
 _MAX_LINES, _MAX_NAMED = 200, 10
 
 
-class _Drawing(NamedTuple):
+class Drawing(NamedTuple):
     """What is drawn in one panel for one group of lanes.
 
     Attributes:
@@ -36,6 +36,7 @@ class _Drawing(NamedTuple):
         complete: which points have all lanes that any point has.
         low: the lower end of the band.
         high: its upper end.
+        counts: the number of lanes at each point.
         lanes: x and y of each lane.
         legend: what the line and the band are, and of how many lanes.
     """
@@ -46,6 +47,7 @@ class _Drawing(NamedTuple):
     complete: Any
     low: Any
     high: Any
+    counts: Any
     lanes: list[tuple[Any, Any]]
     legend: str
 
@@ -69,21 +71,21 @@ def plot_groups(
         logx: whether the x-axis is logarithmic.
         logy: whether the y-axis is logarithmic.
     """
-    if band is not None and band not in _BANDS:
+    if band is not None and band not in BANDS:
         raise LoxValueError(
             f"`band` of `plot` is {band!r}; it must be one of "
-            f"{', '.join(map(repr, _BANDS))}."
+            f"{', '.join(map(repr, BANDS))}."
         )
     # not with pyplot, which would keep the figure, and show it twice in a notebook
     module = require("matplotlib.figure", "plot", "`plot`")
-    panels = _panels(groups, keys)
+    panels = panels_of(groups, keys)
     figure = module.Figure(figsize=(7, 2.4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for panel, (name, by_group) in zip(axes, panels.items(), strict=True):
         colors = (f"C{i}" for i in itertools.count())
         for group, column in by_group.items():
             if band is not None:
-                drawing = _with_band(column, x, band)
+                drawing = with_band(column, x, band)
                 panel.set_xlabel(drawing.label)
                 _draw_band(panel, drawing, next(colors), group)
             elif len(groups) > 1:
@@ -99,7 +101,7 @@ def plot_groups(
     return figure
 
 
-def _panels(
+def panels_of(
     groups: Mapping[str, "logdict"], keys: Sequence[str]
 ) -> dict[str, dict[str, Column]]:
     """The columns to draw, by their name and then by group."""
@@ -132,7 +134,7 @@ def _panels(
 # --- mean and band -----------------------------------------------------------
 
 
-def _with_band(column: Column, x: str | None, band: Band) -> _Drawing:
+def with_band(column: Column, x: str | None, band: Band) -> Drawing:
     # one leaf, which is a scalar
     key = column.of._replace(value=column.array)
     key = key._replace(info=key.info._replace(ndims=(0,)))
@@ -156,7 +158,9 @@ def _with_band(column: Column, x: str | None, band: Band) -> _Drawing:
     what = what if most > 1 else "one lane"
     label = points.step or "row"
     legend = f"{what} ({n}{note})"
-    return _Drawing(label, across, middle, counts == most, low, high, lanes, legend)
+    return Drawing(
+        label, across, middle, counts == most, low, high, counts, lanes, legend
+    )
 
 
 def _middle_and_band(sample: Sample, band: Band) -> tuple[Any, Any, Any, str]:
@@ -174,7 +178,7 @@ def _middle_and_band(sample: Sample, band: Band) -> tuple[Any, Any, Any, str]:
     return mean, mean - spread, mean + spread, f"mean ± {band}"
 
 
-def _draw_band(panel: Any, drawing: _Drawing, color: str, group: str) -> None:
+def _draw_band(panel: Any, drawing: Drawing, color: str, group: str) -> None:
     alpha = 0.35 if len(drawing.lanes) <= 10 else 0.15
     for across, values in drawing.lanes[:_MAX_LINES]:
         panel.plot(across, values, lw=0.6, color=color, alpha=alpha, zorder=1.5)

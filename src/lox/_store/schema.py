@@ -5,6 +5,7 @@ never runs code from the file.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -92,6 +93,7 @@ class Column:
         return cls(dtype, tuple(shape), impl)
 
 
+@functools.lru_cache(256)
 def _extended(name: str) -> Any:
     """The type of this name in `ml_dtypes`; None if there is none."""
     found = getattr(ml_dtypes, name, None)
@@ -102,6 +104,11 @@ def _extended(name: str) -> Any:
 def _dtype(name: str) -> np.dtype[Any]:
     if type(name) is not str:
         raise StoreError(f"{name!r:.80} is not the name of a dtype")
+    return _known_dtype(name)
+
+
+@functools.lru_cache(256)
+def _known_dtype(name: str) -> np.dtype[Any]:
     extended = _extended(name)
     if extended is not None:
         return np.dtype(extended)

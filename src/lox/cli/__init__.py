@@ -2,19 +2,21 @@
 
 Such a module defines `HELP`, a line of text, `add_arguments(parser)`, and
 `run(arguments)`, which returns the exit code. Its docstring is the description in
-`lox COMMAND --help`. Modules whose names start with an underscore are not commands.
+`lox COMMAND --help`. Modules whose names start with an underscore are not commands; one
+at the end is not part of the name of the command, which may be a keyword of Python.
 
 Exit codes: 0 if all went well, 1 after an error, 2 if the command line is not valid,
 and 130 if the user has interrupted the command.
 """
 
 import argparse
+import gc
 import importlib
 import os
 import pkgutil
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the arguments of the command line; by default those of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if "numpy" not in sys.modules:
+        # NumPy would start threads for linear algebra, which takes 30 to 50 ms
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = _parser(given)
     try:
         parsed = parser.parse_args(given)
@@ -41,8 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     with warnings.catch_warnings():
         warnings.simplefilter("always", LoxWarning)
-        warnings.showwarning = _show_warning
-        return _run(parsed)
+        warnings.showwarning = _once_each()
+        code = _run(parsed)
+    if arguments is None:  # the process ends, so that there is nothing to collect
+        gc.freeze()
+    return code
 
 
 def _run(parsed: Any) -> int:
@@ -73,16 +81,21 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lox {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    names = [
-        module.name
-        for module in pkgutil.iter_modules(__path__)
-        if not module.name.startswith("_")
-    ]
+    modules = command_modules()
     # the other commands are not imported, which takes time
-    for name in given[:1] if given[:1] and given[0] in names else names:
-        command = importlib.import_module(f"{__name__}.{name}")
+    for name in given[:1] if given[:1] and given[0] in modules else modules:
+        command = importlib.import_module(f"{__name__}.{modules[name]}")
         _add(commands, name, command)
     return parser
+
+
+def command_modules() -> dict[str, str]:
+    """The names of all commands, and of their modules in this package."""
+    return {
+        module.name.removesuffix("_"): module.name
+        for module in pkgutil.iter_modules(__path__)
+        if not module.name.startswith("_")
+    }
 
 
 def _add(commands: Any, name: str, command: ModuleType) -> None:
@@ -91,5 +104,13 @@ def _add(commands: Any, name: str, command: ModuleType) -> None:
     parser.set_defaults(command=command)
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    say(f"warning: {message}")
+def _once_each() -> Callable[..., None]:
+    """A `warnings.showwarning` that prints lines; a store may be read many times."""
+    shown: set[str] = set()
+
+    def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            say(f"warning: {message}")
+
+    return show_warning

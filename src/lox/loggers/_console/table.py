@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from lox._terminal import is_terminal
+from lox._text_curves import shorten, sparkline
 
-from .view import Progress, Row, View, shorten, sparkline
+from .view import Progress, Row, View
 
 _GAP = 2  # between columns
 _MIN_SPARKLINE, _MAX_SPARKLINE = 8, 24

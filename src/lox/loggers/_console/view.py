@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lox._text_curves import printable, shorten
 from lox.loggers._runs.spill import waiting
 from lox.loggers._tables import Array
 
@@ -16,9 +17,6 @@ from .curves import RECENT, Curve, Curves, Summary
 
 _WINDOW = 10.0  # seconds over which rates are measured, at least
 _WARMUP = 1.0  # seconds after the first row; from then on rates exclude compilation
-_MAX_NAME = 48
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_NONFINITE = "!"
 
 
 class Row(NamedTuple):
@@ -159,21 +157,6 @@ class _Meter:
 # --- text --------------------------------------------------------------------
 
 
-def printable(name: str) -> str:
-    """Escapes control characters, which would disturb a terminal."""
-    if name.isprintable():
-        return name
-    return name.encode("unicode_escape", "backslashreplace").decode()
-
-
-def shorten(name: str, max_length: int = _MAX_NAME) -> str:
-    """Leaves out the middle of a long name: names differ at either end."""
-    if len(name) <= max_length:
-        return name
-    tail = max_length - max_length // 2 - 1
-    return f"{name[: max_length // 2]}…{name[len(name) - tail :]}"
-
-
 def format_runs(values: Sequence[Any]) -> str:
     """Formats the last values of several runs as one text."""
     if len(values) == 1:
@@ -265,7 +248,7 @@ def format_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-# --- sparklines --------------------------------------------------------------
+# --- histories ---------------------------------------------------------------
 
 
 def _mean_history(curves: Sequence[Curve]) -> Array:
@@ -282,26 +265,3 @@ def _mean_history(curves: Sequence[Curve]) -> Array:
     with np.errstate(all="ignore"):
         means = np.where(finite, histories, 0).sum(0) / finite.sum(0)
     return means[RECENT - longest :]
-
-
-def sparkline(values: Array, width: int) -> str:
-    """Draws a curve of at most `width` characters, each the mean of a segment."""
-    if not len(values):
-        return ""
-    length = min(width, len(values))
-    starts = np.arange(length) * len(values) // length
-    finite = np.isfinite(values)
-    with np.errstate(all="ignore"):
-        counts = np.add.reduceat(finite.astype(float), starts)
-        means = np.add.reduceat(np.where(finite, values, 0), starts) / counts
-        finite_means = means[np.isfinite(means)]
-        if not len(finite_means):
-            return _NONFINITE * length
-        low, high = finite_means.min(), finite_means.max()
-        heights = (means / 2 - low / 2) / (high / 2 - low / 2) * (len(_BLOCKS) - 1)
-    if low == high:
-        heights = np.where(np.isfinite(means), len(_BLOCKS) // 2 - 1, np.nan)
-    return "".join(
-        _BLOCKS[round(height)] if math.isfinite(height) else _NONFINITE
-        for height in heights
-    )

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lox._errors import StoreError
+from lox._event_files.event_file import EventFile
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.config import tracker_config
 from lox.loggers._trackers.tracker import IntegerSteps, Names, Tracker
-
-from .event_file import EventFile
 
 
 class _TensorBoardRun:

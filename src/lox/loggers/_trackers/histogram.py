@@ -2,20 +2,8 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
+from lox._event_files.histograms import finite_histogram
 from lox.loggers._tables import Array, Table
-
-
-def finite_histogram(values: Array, bins: int) -> tuple[Array, Array]:
-    """The counts and bin edges of the finite values."""
-    numbers = np.ravel(values).astype(np.float64)
-    numbers = numbers[np.isfinite(numbers)]
-    try:
-        return np.histogram(numbers, bins)
-    except ValueError:  # too large, or too close together, for floats between them
-        ends = numbers.min(), np.nextafter(numbers.max(), np.inf)
-        return np.array([numbers.size]), np.array(ends)
 
 
 def histograms_of(

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from lox._images import encode_png, to_uint8
-from lox.loggers._tables import Array
-from lox.loggers._trackers.histogram import finite_histogram
+
+from .histograms import Array, finite_histogram
 
 # --- checksums ---------------------------------------------------------------
 

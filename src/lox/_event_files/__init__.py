@@ -1,0 +1,1 @@
+"""The event files of TensorBoard, written and read without it."""

@@ -1,0 +1,91 @@
+"""Runs that were recorded by other programs."""
+
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lox._errors import StoreError
+from lox._logs.logdict import logdict
+
+from .creating import create_run
+from .format import RUN_FILE, TEMPORARY, read_json, write_json
+from .writer import Writer
+
+
+class ImportedRun(NamedTuple):
+    """A run to write to a store.
+
+    Attributes:
+        name: its name.
+        config: its config.
+        started: when it was started, in seconds since 1970.
+        ended: when it has ended.
+        status: how it has ended.
+        curves: the steps and the values of each key.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    started: float
+    ended: float
+    status: str
+    curves: Mapping[str, tuple[list[int], list[Any]]]
+
+
+def write_imported(run: ImportedRun, store: pathlib.Path, replace: bool) -> None:
+    """Writes a run to a store; readers see all of it, or nothing.
+
+    Args:
+        run: the run.
+        store: the directory of the store.
+        replace: whether to replace a run of the same name; otherwise it raises.
+    """
+    target = store / run.name
+    if os.path.lexists(target) and not replace:
+        raise StoreError(f"a run already exists at {target}; `--force` replaces it.")
+    if os.path.lexists(target) and not os.path.lexists(target / RUN_FILE):
+        raise StoreError(f"{target} exists, and is not a run.")
+    new = store / f".{run.name}.{secrets.token_hex(4)}{TEMPORARY}"
+    try:
+        _write(run, new)
+        old = None
+        if os.path.lexists(target):
+            old = store / f".{run.name}.{secrets.token_hex(4)}{TEMPORARY}"
+            os.rename(target, old)
+        os.rename(new, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(new)
+        raise
+    if old is not None:
+        old.unlink() if old.is_symlink() else shutil.rmtree(old)
+
+
+def _write(run: ImportedRun, path: pathlib.Path) -> None:
+    create_run(path, "x", config=run.config)
+    description = read_json(path / RUN_FILE)
+    known = {"name": run.name, "started": run.started}
+    write_json(path / RUN_FILE, {**description, **known})
+    writer = Writer(path)
+    if run.curves:
+        values = {name: _array(x) for name, (_, x) in run.curves.items()}
+        steps = {name: np.array(x) for name, (x, _) in run.curves.items()}
+        writer.write(logdict(values, {"step": steps}, stacked=True))
+    writer.finish()
+    writer.close()
+    if run.curves:
+        listed = writer.directory.with_suffix(".json")
+        ending = {"ended": run.ended, "status": run.status}
+        write_json(listed, {**read_json(listed), **ending})
+
+
+def _array(values: list[Any]) -> Any:
+    array = np.array(values)
+    # integers beyond 64 bits
+    return array if array.dtype.kind in "biuf" else array.astype(np.float64)

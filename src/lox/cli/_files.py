@@ -1,0 +1,74 @@
+"""Files and directories that commands write and remove, and questions about them."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+
+from lox._errors import LoxError, LoxValueError
+from lox._terminal import is_terminal
+
+_TEMPORARY = "~"
+
+
+class RefusedError(LoxError):
+    """The user has answered no, or cannot be asked."""
+
+
+def check_new(path: str, force: bool) -> None:
+    """Raises if there is something at a path, unless it may be replaced."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise LoxValueError(f"{path} is a directory; choose another path.")
+    if os.path.lexists(path) and not force:
+        raise LoxValueError(f"{path} exists; `--force` replaces it.")
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yields a new path, whose file is moved to `path` if nothing fails."""
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def temporary_path(path: str) -> str:
+    """A path next to another one, which is not a run for readers of a store."""
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(parent, f".{name}.{secrets.token_hex(4)}{_TEMPORARY}")
+
+
+def ask(question: str, yes: bool) -> None:
+    """Asks the user whether to go on; raises if not, or if there is no terminal."""
+    if yes:
+        return
+    if not is_terminal(sys.stdin):
+        raise RefusedError(f"{question} There is no terminal to answer; pass `--yes`.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RefusedError("nothing was changed.")
+
+
+def size_of(directory: str) -> tuple[int, int]:
+    """The number of files in a directory, and their size in bytes."""
+    count = size = 0
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_size
+                count += 1
+    return count, size
+
+
+def remove_directory(path: str) -> None:
+    """Removes a directory and all files in it; links, but not what they lead to."""
+    # at once for others, who would otherwise see a damaged run
+    moved = temporary_path(path)
+    os.rename(path, moved)
+    shutil.rmtree(moved)

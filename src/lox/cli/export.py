@@ -1,0 +1,263 @@
+"""Exports the rows of runs to a file: CSV, JSON lines, Parquet or TensorBoard.
+
+A row has the name of its run, its steps, and the values that were logged together.
+Arrays are lists; in CSV files, as JSON. For TensorBoard, PATH is a directory, with one
+directory per run.
+"""
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from lox._errors import LoxError, LoxValueError
+from lox._event_files.event_file import EventFile
+from lox._logs.columns import Column, columns_of
+from lox._logs.lane_step import LANE
+from lox._patterns import matches
+from lox._store.configs import flat_config
+from lox._store.new_rows import NewRows, Row
+from lox._store.run_set import Runs
+
+from ._files import check_new, replacing
+from ._find import add_runs, check_keys, directory_name, find_runs
+from ._output import say
+from ._values import masked_json, to_json
+
+HELP = "export runs to a file"
+
+Rows = list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_runs(parser)
+    parser.add_argument(
+        "--to", required=True, choices=("csv", "jsonl", "parquet", "tensorboard")
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="PATH", help="the file or directory"
+    )
+    parser.add_argument(
+        "-k",
+        "--key",
+        action="append",
+        metavar="KEY",
+        help="only these keys, by name or pattern",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file if it exists"
+    )
+
+
+def run(arguments: Any) -> int:
+    found = find_runs(arguments.runs)
+    if arguments.to == "tensorboard":
+        _check_names(found)
+        _to_tensorboard(found, arguments)
+    else:
+        check_new(arguments.output, arguments.force)
+        write: Callable[[Rows, str], None] = _WRITERS[arguments.to]()
+        rows = _rows(found, arguments.key)
+        with replacing(arguments.output) as path:
+            write(rows, path)
+    print(arguments.output)
+    return 0
+
+
+def _rows(runs: Runs, keys: list[str] | None) -> Rows:
+    """All rows, with steps and then values by name, which are NumPy values."""
+    rows: Rows = []
+    known: dict[str, None] = {}
+    for one in runs:
+        for row in NewRows(one).read():
+            known |= dict.fromkeys(row.values)
+            values = {
+                name: value
+                for name, value in row.values.items()
+                if keys is None or any(matches(name, pattern) for pattern in keys)
+            }
+            if values:
+                rows.append(_row_of(one.name, row, values))
+    check_keys(keys, known)
+    return rows
+
+
+def _row_of(run: str, row: Row, values: dict[str, Any]) -> dict[str, Any]:
+    """One row: the run, the steps and the values, by names that are all different."""
+    named: dict[str, Any] = {"run": run}
+    for kind, columns in (("step", row.steps), ("value", values)):
+        for name, value in columns.items():
+            while name in named:  # a key may have the name of a step
+                name += f".{kind}"
+            named[name] = value if row.mask is None else masked_json(value, row.mask)
+    return named
+
+
+def _columns(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+# --- formats -----------------------------------------------------------------
+
+
+def _csv_writer() -> Callable[[Rows, str], None]:
+    def write(rows: Rows, path: str) -> None:
+        with open(path, "x", newline="", encoding="utf-8") as file:
+            # names may contain line breaks
+            writer = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({name: _cell(value) for name, value in row.items()})
+
+    return write
+
+
+def _cell(value: Any) -> Any:
+    plain = to_json(value)
+    return json.dumps(plain) if isinstance(plain, list) else plain
+
+
+def _jsonl_writer() -> Callable[[Rows, str], None]:
+    def write(rows: Rows, path: str) -> None:
+        with open(path, "x", encoding="utf-8") as file:
+            file.writelines(json.dumps(to_json(row)) + "\n" for row in rows)
+
+    return write
+
+
+def _parquet_writer() -> Callable[[Rows, str], None]:
+    try:
+        pyarrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise LoxError(
+            "`--to parquet` needs pyarrow, which is not installed: `pip install "
+            "pyarrow`."
+        ) from error
+
+    def write(rows: Rows, path: str) -> None:
+        columns = {
+            name: _arrow_column(pyarrow, [row.get(name) for row in rows])
+            for name in _columns(rows)
+        }
+        parquet.write_table(pyarrow.table(columns), path)
+
+    return write
+
+
+def _arrow_column(pyarrow: Any, values: list[Any]) -> Any:
+    """A column with the dtype of its numbers, and nulls where there are none."""
+    dtypes: set[Any] = {
+        getattr(value, "dtype", None) for value in values if value is not None
+    }
+    scalars = all(np.ndim(value) == 0 for value in values if value is not None)
+    if scalars and None not in dtypes and all(x.kind in "biuf" for x in dtypes):
+        dtype = np.result_type(*dtypes)
+        plain = [
+            None if value is None else dtype.type(value).item() for value in values
+        ]
+        return pyarrow.array(plain, pyarrow.from_numpy_dtype(dtype))
+    lists = [value.tolist() if _is_plain(value) else to_json(value) for value in values]
+    return pyarrow.array(lists)
+
+
+def _is_plain(value: Any) -> bool:
+    return hasattr(value, "dtype") and value.dtype.kind in "biuf"
+
+
+_WRITERS = {"csv": _csv_writer, "jsonl": _jsonl_writer, "parquet": _parquet_writer}
+
+
+# --- TensorBoard -------------------------------------------------------------
+
+
+def _check_names(runs: Runs) -> None:
+    names = [one.name for one in runs]
+    if len({*names}) < len(names):
+        raise LoxValueError(
+            "two of these runs have the same name, and would share a directory. Export "
+            "them one by one."
+        )
+
+
+def _to_tensorboard(runs: Runs, arguments: Any) -> None:
+    directory = pathlib.Path(arguments.output)
+    targets = {one.name: directory / directory_name(one) for one in runs}
+    for target in targets.values():
+        if os.path.lexists(target) and not arguments.force:
+            raise LoxValueError(
+                f"{target} exists; `--force` adds another file to it, which "
+                "TensorBoard reads after the others."
+            )
+    left_out: dict[str, None] = {}
+    known: dict[str, None] = {}
+    for one in runs:
+        logs, names = one.load_selected(arguments.key)
+        known |= names
+        file = EventFile(targets[one.name])
+        try:
+            config = flat_config(one.config)
+            if config:
+                file.hparams({k: _plain(v) for k, v in config.items()}, one.name)
+            for column in columns_of(logs.compact()):
+                if column.own or column.array.dtype.kind not in "biuf":
+                    left_out[column.name] = None
+                    continue
+                for name, values, steps in _curves(column):
+                    file.scalars({name: values}, steps)
+            if config:
+                file.hparams_end()
+        finally:
+            file.close()
+    check_keys(arguments.key, known)
+    if left_out:
+        say(f"not exported, since they are not scalars: {', '.join(left_out)}")
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
+
+
+def _curves(column: Column) -> Iterable[tuple[str, Any, Any]]:
+    """The name, values and steps of each lane of a key."""
+    array, axis = column.array, column.time_axis
+    steps = column.of.steps
+    step = "step" if "step" in steps else next(iter(steps), None)
+
+    def time_first(values: Any) -> Any:
+        values = np.asarray(values)
+        if not column.stacked:
+            return values.reshape(1, -1)
+        return np.moveaxis(values, axis, 0).reshape(array.shape[axis], -1)
+
+    values = time_first(array)
+    count, lanes = values.shape
+    mask = np.ones(values.shape, bool)
+    if column.of.mask is not None:
+        mask = time_first(column.of.mask)
+    numbers = np.broadcast_to(np.arange(count)[:, None], values.shape)
+    if step is not None and step != LANE:
+        numbers = np.broadcast_to(time_first(column.of.steps[step]), values.shape)
+    if not np.array_equal(numbers, numbers.astype(np.int64)):
+        say(f"{column.name} has steps that are not integers; rows are numbered")
+        numbers = np.broadcast_to(np.arange(count)[:, None], values.shape)
+    named = np.zeros(values.shape, np.int64)
+    if LANE in column.of.steps:  # rows that name their lane
+        named = np.broadcast_to(time_first(column.of.steps[LANE]), values.shape)
+    for lane in range(lanes):
+        for number in np.unique(named[:, lane]).tolist():
+            chosen = mask[:, lane] & (named[:, lane] == number)
+            label = "".join(
+                f"/lane_{x}"
+                for x, several in ((lane, lanes > 1), (number, LANE in column.of.steps))
+                if several and x >= 0
+            )
+            if chosen.any():
+                at = numbers[chosen, lane].astype(np.int64)
+                yield column.name + label, values[chosen, lane], at

@@ -1,0 +1,161 @@
+"""Imports runs of W&B and TensorBoard into a store.
+
+PATH is a `.wandb` file of an offline run, an event file of TensorBoard, or a directory
+that is searched for them. Each W&B run, and each directory with event files, becomes a
+run. Numbers are imported, with their steps; images, histograms and text are not.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lox._errors import LoxError, LoxValueError
+from lox._event_files.reader import Events, is_event_file
+from lox._event_files.wandb_file import WandbRun
+from lox._store.imported import ImportedRun, write_imported
+
+from ._output import print_json, say
+
+HELP = "import runs of W&B or TensorBoard"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="files, or directories to search"
+    )
+    parser.add_argument(
+        "-o",
+        "--to",
+        dest="store",
+        required=True,
+        metavar="STORE",
+        help="the store; it is created if necessary",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace runs of the same names"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: Any) -> int:
+    store = pathlib.Path(arguments.store)
+    sources = list(_sources(arguments.paths))
+    imported: list[dict[str, Any]] = []
+    failed = False
+    for name, files in sources:
+        try:
+            found = _read_wandb(files[0]) if _is_wandb(files[0]) else _read(name, files)
+            store.mkdir(parents=True, exist_ok=True)
+            write_imported(found, store, arguments.force)
+        except (LoxError, OSError) as error:  # the others are imported
+            say(f"error: {error}")
+            failed = True
+            continue
+        rows = max((len(steps) for steps, _ in found.curves.values()), default=0)
+        path = str(store / found.name)
+        imported.append(
+            {"name": found.name, "path": path, "keys": len(found.curves), "rows": rows}
+        )
+        if not arguments.json:
+            print(f"{path}  {len(found.curves)} keys, up to {rows} rows", flush=True)
+    if arguments.json:
+        print_json({"runs": imported})
+    return 1 if failed else 0
+
+
+def _sources(paths: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The name and the files of each run."""
+    for path in paths:
+        found = list(_sources_in(path))
+        if not found:
+            raise LoxValueError(
+                f"{path} has no `.wandb` files, and no event files of TensorBoard."
+            )
+        yield from found
+
+
+def _sources_in(path: str) -> Iterator[tuple[str, list[str]]]:
+    if not os.path.exists(path):
+        raise LoxValueError(f"there is nothing at {path}.")
+    if not os.path.isdir(path):
+        if is_event_file(path):
+            yield _basename(os.path.dirname(os.path.abspath(path))), [path]
+        else:  # also if it has another name
+            yield "", [path]
+        return
+    for directory, inner, names in os.walk(path):
+        inner.sort()
+        for name in sorted(names):
+            if _is_wandb(name):
+                yield "", [os.path.join(directory, name)]
+        events = sorted(filter(is_event_file, names))
+        if events:
+            relative = os.path.relpath(directory, path)
+            name = _basename(os.path.abspath(path)) if relative == "." else relative
+            yield name, [os.path.join(directory, event) for event in events]
+
+
+def _is_wandb(path: str) -> bool:
+    return not is_event_file(path) if os.path.isfile(path) else path.endswith(".wandb")
+
+
+def _basename(path: str) -> str:
+    return os.path.basename(path) or "run"
+
+
+def _run_name(name: str) -> str:
+    """A name that is one part of a path, and is not hidden."""
+    name = re.sub(r"[^\w.@+=, -]+", "-", name).strip(".~ -")
+    return name[:120] or "run"
+
+
+# --- W&B -----------------------------------------------------------------------
+
+
+def _read_wandb(path: str) -> ImportedRun:
+    found = WandbRun(path)
+    curves: dict[str, tuple[list[int], list[Any]]] = {}
+    for number in found.numbers:
+        steps, values = curves.setdefault(number.key, ([], []))
+        steps.append(number.step)
+        values.append(number.value)
+    _report(path, found.damage, {"values": found.skipped})
+    name = f"{found.name}-{found.run_id}" if found.name else found.run_id
+    started = found.started or os.path.getmtime(path)
+    status = "killed"
+    if found.exit_code is not None:
+        status = "failed" if found.exit_code else "finished"
+    ended = max(found.ended or started, started)
+    return ImportedRun(_run_name(name), found.config, started, ended, status, curves)
+
+
+# --- TensorBoard ---------------------------------------------------------------
+
+
+def _read(name: str, files: list[str]) -> ImportedRun:
+    curves: dict[str, tuple[list[int], list[Any]]] = {}
+    config: dict[str, Any] = {}
+    times: list[float] = []
+    for path in files:
+        events = Events(path)
+        for scalar in events.scalars:
+            steps, values = curves.setdefault(scalar.tag, ([], []))
+            steps.append(scalar.step)
+            values.append(scalar.value)
+        config |= events.config
+        times += events.times
+        _report(path, events.damage, events.skipped)
+    started = min(times, default=os.path.getmtime(files[0]))
+    ended = max(times, default=started)
+    return ImportedRun(_run_name(name), config, started, ended, "finished", curves)
+
+
+def _report(path: str, damage: str, skipped: dict[str, int]) -> None:
+    if damage:
+        say(f"warning: {path} was read only in part: {damage}")
+    left = [f"{count} {kind}" for kind, count in skipped.items() if count]
+    if left:
+        say(f"{path}: not imported, since they are not numbers: {', '.join(left)}")

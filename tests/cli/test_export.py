@@ -1,0 +1,328 @@
+"""`lox export` and `lox import`."""
+
+import csv
+import json
+import pathlib
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+import lox.cli
+from lox._event_files import event_file
+from lox._event_files.event_file import EventFile
+from lox._event_files.protobuf import grouped, to_signed
+
+from .stores import name, save_run, sweep
+from .test_ls import error, output
+
+DATA = pathlib.Path(__file__).parents[1] / "data"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return sweep(tmp_path_factory.mktemp("export") / "store", 2)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A run with scalars, arrays and numbers that are not finite."""
+    logger = lox.loggers.SaveLogger(tmp_path / "mixed")
+    state = logger.init(0)
+    logger.log(state, {"x": float("nan"), "n": 2**60}, step=0)
+    logger.log(state, {"w": np.array([1.5, -float("inf")]), "step": 3}, step=1)
+    logger.finish(state)
+    return tmp_path / "mixed"
+
+
+def test_export_csv(capsys, store, tmp_path):
+    path = tmp_path / "runs.csv"
+    assert output(capsys, "export", store, "--to", "csv", "-o", path) == f"{path}\n"
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert rows[5] == {"run": name(1), "step": "1", "loss": "1.5", "acc": "1.5"}
+
+
+def test_export_csv_of_arrays_and_gaps(capsys, mixed, tmp_path):
+    path = tmp_path / "runs.csv"
+    output(capsys, "export", mixed, "--to", "csv", "-o", path)
+    with open(path, newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first["x"] == "NaN" and first["n"] == str(2**60) and first["w"] == ""
+    assert second["w"] == '[1.5, "-Infinity"]' and second["x"] == ""
+    assert second["step"] == "1" and second["step.value"] == "3"
+
+
+def test_exported_columns_with_the_same_name_are_all_kept(capsys, tmp_path):
+    lox.save(
+        lox.logdict(
+            {"step": np.array([1.5]), "step.value": np.array([2.5])},
+            {"step": dict.fromkeys(("step", "step.value"), np.array([7]))},
+            stacked=True,
+        ),
+        tmp_path / "a",
+    )
+    output(capsys, "export", tmp_path / "a", "--to", "jsonl", "-o", tmp_path / "x")
+    row = json.loads((tmp_path / "x").read_text())
+    assert row.pop("run") == "a" and sorted(row.values()) == [1.5, 2.5, 7]
+    assert row["step"] == 7
+
+
+def test_export_jsonl(capsys, mixed, tmp_path):
+    path = tmp_path / "runs.jsonl"
+    output(capsys, "export", mixed, "--to", "jsonl", "-o", path, "-k", "[xn]")
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "run": name(0),
+        "step": 0,
+        "x": "NaN",
+        "n": 2**60,
+    }
+
+
+def test_export_parquet(capsys, store, mixed, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "runs.parquet"
+    output(capsys, "export", store, "--to", "parquet", "-o", path)
+    table = parquet.read_table(path)
+    assert table.column_names == ["run", "step", "loss", "acc"]
+    assert str(table.schema.field("loss").type) == "float"
+    assert table.column("loss").to_pylist()[4:] == [2.0, 1.5, np.float32(4 / 3), 1.25]
+    output(capsys, "export", mixed, "--to", "parquet", "-o", path, "--force")
+    table = parquet.read_table(path)
+    assert table.column("n").to_pylist() == [2**60, None]
+    assert table.column("w").to_pylist() == [None, [1.5, -float("inf")]]
+
+
+def test_export_parquet_without_pyarrow_says_what_to_install(
+    capsys, store, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = tmp_path / "x.parquet"
+    message = error(capsys, "export", store, "--to", "parquet", "-o", path)
+    assert "needs pyarrow, which is not installed: `pip install pyarrow`" in message
+
+
+def test_export_replaces_a_file_only_with_force(capsys, store, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("mine")
+    command = "export", store, "--to", "csv", "-o", path
+    assert f"{path} exists; `--force` replaces it." in error(capsys, *command)
+    assert path.read_text() == "mine"
+    output(capsys, *command, "--force")
+    assert path.read_text().startswith("run,step")
+    command = "export", store, "--to", "csv", "-o", tmp_path, "--force"
+    assert "is a directory" in error(capsys, *command)
+    assert [x.name for x in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_export_of_unknown_key_says_what_exists(capsys, store, tmp_path):
+    for kind in "csv", "tensorboard":
+        command = "export", store, "--to", kind, "-o", tmp_path / "x", "-k", "y"
+        assert "no key matches 'y'; there are 'loss', 'acc'" in error(capsys, *command)
+
+
+# --- TensorBoard -------------------------------------------------------------
+
+
+def test_tensorboard_round_trip(capsys, store, tmp_path):
+    events, copy = tmp_path / "events", tmp_path / "copy"
+    output(capsys, "export", store, "--to", "tensorboard", "-o", events)
+    text = output(capsys, "import", events, "-o", copy)
+    assert text.splitlines()[0] == f"{copy / name(0)}  2 keys, up to 4 rows"
+    for i in range(2):
+        before, after = (lox.load(path / name(i)) for path in (store, copy))
+        assert before == after
+        for key in before:
+            np.testing.assert_array_equal(before.step[key], after.step[key])
+    run = lox.runs(copy)[0]
+    assert run.config == {"lr": 0.1, "seed": 0, "net/width": 64}
+    assert run.status == "finished" and run.rows == 4
+    assert not list(copy.glob(".*"))
+
+
+def test_export_to_existing_tensorboard_directory_needs_force(capsys, store, tmp_path):
+    command = "export", store, "--to", "tensorboard", "-o", tmp_path
+    output(capsys, *command)
+    assert "`--force` adds another file" in error(capsys, *command)
+    output(capsys, *command, "--force")
+    assert len(list((tmp_path / name(0)).iterdir())) == 2
+
+
+def test_export_to_tensorboard_says_what_is_not_exported(capsys, mixed, tmp_path):
+    command = ["export", mixed, "--to", "tensorboard", "-o", tmp_path / "events"]
+    assert lox.cli.main([*map(str, command)]) == 0
+    assert "not scalars: w\n" in capsys.readouterr().err
+
+
+def test_lanes_of_a_run_are_exported_as_curves(capsys, tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path / "store")
+    state = logger.init(0)
+    steps = {"step": {"x": np.arange(4)}, "lane": {"x": np.array([0, 1, 0, 1])}}
+    logger.log(state, lox.logdict({"x": np.arange(4.0)}, steps, stacked=True))
+    logger.finish(state)
+    events = tmp_path / "events"
+    output(capsys, "export", tmp_path / "store", "--to", "tensorboard", "-o", events)
+    output(capsys, "import", events, "-o", tmp_path / "copy")
+    logs = lox.load(tmp_path / "copy")
+    assert {key: x.tolist() for key, x in logs.items()} == {
+        "x/lane_0": [0.0, 2.0],
+        "x/lane_1": [1.0, 3.0],
+    }
+    assert logs.step["x/lane_1"].tolist() == [1, 3]
+
+
+def test_import_of_event_files_of_other_programs(capsys, tmp_path):
+    """Values in tensors, as TensorFlow 2 and `tf.summary` write them."""
+    file = EventFile(tmp_path / "events" / "train")
+    pack = event_file._message
+    tensors = {
+        "float": pack((1, 1), (2, b""), (5, struct.pack("<f", 1.5))),
+        "content": pack((1, 2), (4, struct.pack("<d", 2.5))),
+        "int": pack((1, 9), (10, b"\x07")),
+        "vector": pack((1, 1), (2, pack((2, pack((1, 3))))), (4, bytes(12))),
+    }
+    for tag, tensor in tensors.items():
+        summary = pack((1, pack((1, tag), (8, tensor))))
+        file._write(event_file._event(10.5, 3, (5, summary)))
+    file.images({"picture": np.zeros((1, 2, 2))}, np.array([0]))
+    file.close()
+    command = ["import", str(tmp_path / "events"), "-o", str(tmp_path / "store")]
+    assert lox.cli.main(command) == 0
+    note = capsys.readouterr().err
+    assert "not imported, since they are not numbers: 1 tensors, 1 images" in note
+    run = lox.runs(tmp_path / "store")[0]
+    logs = run.load()
+    assert run.name == "train" and run.started == 10.5
+    found = {key: x.tolist() for key, x in logs.items()}
+    assert found == {"float": [1.5], "content": [2.5], "int": [7.0]}
+    assert logs.step["float"].tolist() == [3]
+
+
+def test_import_of_torn_event_file_keeps_what_is_complete(capsys, store, tmp_path):
+    events = tmp_path / "events"
+    command = "export", store, "*1", "-k", "loss"
+    output(capsys, *command, "--to", "tensorboard", "-o", events)
+    (path,) = events.rglob("*tfevents*")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-150])
+    assert lox.cli.main(["import", str(events), "-o", str(tmp_path / "store")]) == 0
+    assert "was read only in part: its last record" in capsys.readouterr().err
+    assert 0 < len(lox.load(tmp_path / "store")["loss"]) <= 4
+    path.write_bytes(b"no event file at all")
+    message = error(capsys, "import", events, "-o", tmp_path / "other")
+    assert "is not an event file of TensorBoard" in message
+    assert not (tmp_path / "other").exists()
+
+
+# --- W&B -----------------------------------------------------------------------
+
+
+def test_import_of_wandb_offline_run(capsys, tmp_path):
+    """A file that W&B 0.31 has written."""
+    command = ["import", str(DATA / "offline.wandb"), "-o", str(tmp_path), "--json"]
+    assert lox.cli.main(command) == 0
+    captured = capsys.readouterr()
+    (found,) = json.loads(captured.out)["runs"]
+    assert found["name"] == "trial one-gtxoi58m" and found["keys"] == 4
+    assert "5 values" in captured.err  # text, and a histogram
+    (run,) = lox.runs(tmp_path)
+    assert run.config == {"lr": 0.2, "net": {"width": 64}, "tags": ["a", "b"]}
+    assert run.status == "finished" and 1 < run.duration < 100
+    assert run.started == pytest.approx(1794921979, abs=1)
+    logs = run.load()
+    np.testing.assert_array_equal(logs["loss"], [*(1 / np.arange(1, 13)), 0.01])
+    assert logs.step["loss"].tolist() == [*range(0, 24, 2), 30]
+    assert logs["nest/deep"].tolist() == list(range(12))
+    np.testing.assert_array_equal(logs["eval"], [np.nan, 0.5])
+
+
+def test_import_of_damaged_wandb_file_keeps_what_is_complete(capsys, tmp_path):
+    whole = (DATA / "offline.wandb").read_bytes()
+    path = tmp_path / "run-x.wandb"
+    lengths = []
+    for i, end in enumerate((len(whole) - 1, 4000, 3000)):
+        path.write_bytes(whole[:end])
+        target = tmp_path / f"store-{i}"
+        assert lox.cli.main(["import", str(path), "-o", str(target)]) == 0
+        assert "was read only in part" in capsys.readouterr().err
+        (run,) = lox.runs(target)
+        assert run.status == "killed"
+        lengths.append(len(run.load("loss")["loss"]))
+    assert lengths[0] == 13 and 13 > lengths[1] > lengths[2] > 0
+    damaged = bytearray(whole)
+    damaged[3000] ^= 1
+    path.write_bytes(damaged)
+    assert lox.cli.main(["import", str(path), "-o", str(tmp_path / "d")]) == 0
+    assert "does not match its checksum" in capsys.readouterr().err
+    for content in b"", b"other", whole[:7], whole[:60]:
+        path.write_bytes(content)
+        message = error(capsys, "import", path, "-o", tmp_path / "none")
+        assert "is not a file of an offline run" in message or "describe" in message
+
+
+def test_records_longer_than_a_block_are_joined():
+    import zlib
+
+    from lox._event_files.wandb_file import _records
+
+    record = bytes(range(256)) * 300  # three blocks
+    data, at = bytearray(b":W&B\xe1\xbe\x00"), 0
+    while at < len(record):
+        room = 32768 - len(data) % 32768 - 7
+        part = record[at : at + room]
+        kind = 2 if not at else 4 if at + room >= len(record) else 3
+        checksum = zlib.crc32(bytes([kind]) + part)
+        data += struct.pack("<IHB", checksum, len(part), kind) + part
+        at += room
+    assert list(_records(bytes(data))) == [record]
+
+
+def test_import_does_not_replace_runs(capsys, tmp_path):
+    command = ["import", str(DATA / "offline.wandb"), "-o", str(tmp_path)]
+    assert lox.cli.main(command) == 0
+    (run,) = lox.runs(tmp_path)
+    (run.path / "mine.txt").write_text("mine")
+    capsys.readouterr()
+    assert lox.cli.main(command) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert (run.path / "mine.txt").exists()
+    assert lox.cli.main([*command, "--force"]) == 0
+    assert not (run.path / "mine.txt").exists() and len(lox.runs(tmp_path)) == 1
+    assert [x.name for x in tmp_path.iterdir()] == [run.name]
+
+
+def test_import_of_nothing(capsys, tmp_path):
+    message = error(capsys, "import", tmp_path, "-o", tmp_path / "store")
+    assert "has no `.wandb` files, and no event files" in message
+    message = error(capsys, "import", tmp_path / "x", "-o", tmp_path / "store")
+    assert "there is nothing at" in message
+
+
+def test_names_of_imported_runs_stay_in_the_store(capsys, tmp_path):
+    from lox.cli.import_ import _run_name
+
+    assert _run_name("../../x") == "x" and _run_name("a/b\\c\0d") == "a-b-c-d"
+    assert _run_name("..") == _run_name("") == "run"
+    assert _run_name("~") == "run" and len(_run_name("x" * 999)) == 120
+
+
+def test_protocol_buffers_of_another_form_are_errors():
+    for message in b"\x08", b"\x0a\x05ab", b"\x0b", b"\x08" + b"\xff" * 11:
+        with pytest.raises(ValueError):
+            grouped(message)
+    assert to_signed(grouped(b"\x10" + b"\xff" * 9 + b"\x01")[2][0]) == -1
+
+
+def test_exported_runs_keep_rows_of_a_resumed_run(capsys, tmp_path):
+    save_run(tmp_path / "s", 0, rows=2)
+    logger = lox.loggers.SaveLogger(tmp_path / "s", exists="resume")
+    state = logger.init(0)
+    logger.log(state, {"loss": 7.0}, step=1)
+    logger.finish(state)
+    path = tmp_path / "x.jsonl"
+    output(capsys, "export", tmp_path / "s", "--to", "jsonl", "-o", path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(0, 1), (1, 0.5), (1, 7)]

@@ -1,0 +1,142 @@
+"""`lox tail`: the last rows of runs, and new ones as they are written."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+import lox.cli
+import lox.loggers
+from lox._store.new_rows import NewRows
+from lox._store.reader import Run
+from tests import programs
+
+from .stores import name, save_run, sweep
+from .test_ls import PROGRAM, error, output
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return sweep(tmp_path_factory.mktemp("tail") / "store", 2)
+
+
+def test_tail_prints_the_last_rows(capsys, store):
+    assert output(capsys, "tail", store, name(1), "-n", "2") == (
+        "step 2  loss=1.333  acc=1.333\nstep 3  loss=1.25  acc=1.25\n"
+    )
+    assert output(capsys, "tail", store, name(1), "-n", "0") == ""
+    lines = output(capsys, "tail", store, "-k", "loss").splitlines()
+    assert len(lines) == 8 and lines[0] == f"{name(0)}  step 0  loss=1"
+
+
+def test_tail_json_is_one_document_per_row(capsys, store):
+    lines = output(capsys, "tail", store, "*1", "-n", "1", "--json").splitlines()
+    assert json.loads(lines[0]) == {
+        "run": name(1),
+        "steps": {"step": 3},
+        "values": {"loss": 1.25, "acc": 1.25},
+    }
+
+
+def test_rows_of_several_segments_are_in_the_order_of_events(capsys, tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    expected = []
+    for i in range(6):
+        logger.log(state, {"train": float(i)}, step=i)
+        expected.append({"train": float(i)})
+        if i % 2:
+            logger.log(state, {"eval": np.arange(3.0) + i}, step=i)
+            expected.append({"eval": [i, i + 1, i + 2]})
+    logger.finish(state)
+    lines = output(capsys, "tail", tmp_path, "-n", "99", "--json").splitlines()
+    assert [json.loads(line)["values"] for line in lines] == expected
+    lines = output(capsys, "tail", tmp_path, "-n", "3", "--json").splitlines()
+    assert [json.loads(line)["values"] for line in lines] == expected[-3:]
+    assert "eval=6 (mean of 3)" in output(capsys, "tail", tmp_path, "-n", "1")
+
+
+def test_new_rows_are_read_once(tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    rows = None
+    seen = []
+    for i in range(5):
+        logger.log(state, {"a": i}, step=i)
+        if i == 2:
+            logger.log(state, {"b": i}, step=i)
+        rows = rows or NewRows(Run(tmp_path / name(0)))
+        seen.append([{**row.values} for row in rows.read()])
+        assert rows.read() == []
+    logger.finish(state)
+    assert seen == [
+        [{"a": 0}],
+        [{"a": 1}],
+        [{"a": 2}, {"b": 2}],
+        [{"a": 3}],
+        [{"a": 4}],
+    ]
+
+
+def test_tail_follows_until_the_run_has_ended(tmp_path):
+    logger, state = save_run(tmp_path, 0, rows=2, finish=False)
+    arguments = "tail", "-f", tmp_path, "--interval", "0.01"
+    with programs.start(PROGRAM, *arguments, fresh=True) as process:
+        lines = [process.stdout.readline() for _ in range(2)]
+        logger.log(state, {"loss": 0.5}, step=2)
+        lines.append(process.stdout.readline())
+        # a run that is new, and one that ends later
+        other, other_state = save_run(tmp_path, 1, rows=1, finish=False)
+        lines.append(process.stdout.readline())
+        logger.finish(state)
+        other.finish(other_state)
+        rest, stderr = process.communicate()
+    assert (process.returncode, rest, stderr) == (0, "", "")
+    assert [line.strip() for line in lines] == [
+        f"{name(0)}  step 0  loss=1",
+        f"{name(0)}  step 1  loss=0.5",
+        f"{name(0)}  step 2  loss=0.5",
+        f"{name(1)}  step 0  loss=2",
+    ]
+
+
+def test_interrupted_tail_exits_with_130(tmp_path):
+    logger, state = save_run(tmp_path, 0, rows=1, finish=False)
+    with programs.start(PROGRAM, "tail", "-f", tmp_path, fresh=True) as process:
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    logger.finish(state)
+    assert (process.returncode, stderr) == (130, "lox: interrupted\n")
+
+
+def test_tail_of_a_closed_pipe_ends_silently(tmp_path):
+    logger, state = save_run(tmp_path, 0, rows=1, finish=False)
+    arguments = "tail", "-f", tmp_path, "--interval", "0.01"
+    with programs.start(PROGRAM, *arguments, fresh=True) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        logger.log(state, {"loss": 0.5}, step=1)
+        process.wait()
+        assert process.stderr.read() == ""
+    logger.finish(state)
+    assert process.returncode == 1
+
+
+def test_prng_keys_are_shown_as_their_data(capsys, tmp_path):
+    import jax
+
+    lox.save({"key": jax.random.key(7), "x": 1.0}, tmp_path / "run")
+    line = json.loads(output(capsys, "tail", tmp_path / "run", "--json"))
+    assert line["values"] == {"key": [0, 7], "x": 1.0}
+
+
+@pytest.mark.parametrize("option", [("-n", "-1"), ("-n", "x"), ("--interval", "0")])
+def test_invalid_options_of_tail(capsys, option):
+    assert lox.cli.main(["tail", "store", *option]) == 2
+    assert "tail: error" in capsys.readouterr().err
+
+
+def test_tail_of_unknown_run_says_what_exists(capsys, store):
+    assert f"there are {name(0)}, {name(1)}." in error(capsys, "tail", store, "x")
