@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .logdict import logdict
 
 _HEAD = ("key", "dtype", "shape", "values", "last", "steps")
-_WIDTH, _HEIGHT, _MAX_POINTS, _MAX_TEXT = 160, 28, 200, 80
+_WIDTH, _HEIGHT, _MAX_SEGMENTS, _MAX_TEXT = 160, 28, 200, 80
 
 
 def to_html(logs: "logdict") -> str:
@@ -74,8 +74,7 @@ def _curve(column: Column) -> tuple[str, str]:
     last = _last(sample)
     if not column.stacked:
         return "", last
-    svg = _svg(points, sample)
-    return svg, last
+    return _svg(points, sample), last
 
 
 def _last(sample: Sample) -> str:
@@ -90,27 +89,8 @@ def _last(sample: Sample) -> str:
 
 def _svg(points: LanePoints, sample: Sample) -> str:
     """The mean over lanes, and a band of one standard deviation around it."""
-    mean, spread = sample.mean, np.nan_to_num(sample.std)
-    low, high = mean - spread, mean + spread
-    bottom, top = float(np.nanmin(low)), float(np.nanmax(high))
-    span = (top - bottom) or 1.0
-    count = len(mean)
-
-    def place(i: Any, value: float) -> str:
-        x = 1 + i / max(count - 1, 1) * (_WIDTH - 2)
-        return f"{x:.1f},{_HEIGHT - 2 - (value - bottom) / span * (_HEIGHT - 4):.1f}"
-
-    line = [place(i, mean[i]) for i in _thinned(mean)]
-    if len(line) == 1:
-        line.append(f"{_WIDTH - 1},{line[0].split(',')[1]}")
     lanes = sample.values.shape[1]
-    band, what = "", ""
-    if lanes > 1:
-        outline = [place(i, low[i]) for i in _thinned(low, np.argmin)]
-        outline += [place(i, high[i]) for i in reversed(_thinned(high, np.argmax))]
-        corners = " ".join(outline)
-        band = f'<polygon points="{corners}" fill="currentColor" opacity="0.2"/>'
-        what = f"mean ± std of {lanes} lanes: "
+    what = f"mean ± std of {lanes} lanes: " if lanes > 1 else ""
     # the range of the values themselves
     found = sample.floats[sample.valid]
     title = f"{what}{found.min():.4g} to {found.max():.4g}"
@@ -119,20 +99,64 @@ def _svg(points: LanePoints, sample: Sample) -> str:
     note = f" ({missing} not finite)" if missing else ""
     if missing and lanes > 1:
         note = f" ({missing} not finite, in {lost} of {lanes} lanes)"
+    std = sample.std if lanes > 1 else None
+    return f"{curve_svg(sample.mean, std, title + note)}{note}"
+
+
+def curve_svg(
+    mean: Any, std: Any, title: str, max_segments: int = _MAX_SEGMENTS
+) -> str:
+    """A curve with a band of one standard deviation around it.
+
+    Args:
+        mean: an array; only its finite values are drawn, at least one.
+        std: an array of the same length, or None to draw no band.
+        title: text that is shown when the pointer is over the curve.
+        max_segments: the extremes of this many segments are drawn.
+    """
+    mean = np.where(np.isfinite(mean), mean, np.nan)
+    low = high = mean
+    if std is not None:
+        with np.errstate(over="ignore"):
+            low, high = mean - std, mean + std
+        # no band where there is one value, or where the sum is too large for a float
+        low, high = (np.where(np.isfinite(edge), edge, mean) for edge in (low, high))
+    bottom, top = float(np.nanmin(low)), float(np.nanmax(high))
+    span = (top / 2 - bottom / 2) or 1.0  # half of it is always finite
+    count = len(mean)
+
+    def place(i: Any, value: float) -> str:
+        x = 1 + i / max(count - 1, 1) * (_WIDTH - 2)
+        height = (value / 2 - bottom / 2) / span * (_HEIGHT - 4)
+        return f"{x:.1f},{_HEIGHT - 2 - height:.1f}"
+
+    def drawn(values: Any, *extremes: Any) -> list[int]:
+        return _thinned(values, max_segments, *extremes)
+
+    line = [place(i, mean[i]) for i in drawn(mean, np.argmin, np.argmax)]
+    if len(line) == 1:
+        line.append(f"{_WIDTH - 1},{line[0].split(',')[1]}")
+    band = ""
+    if std is not None:
+        outline = [place(i, low[i]) for i in drawn(low, np.argmin)]
+        outline += [place(i, high[i]) for i in reversed(drawn(high, np.argmax))]
+        corners = " ".join(outline)
+        band = f'<polygon points="{corners}" fill="currentColor" opacity="0.2"/>'
     return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" fill="none"><title>{title}{note}'
-        f'</title>{band}<polyline points="{" ".join(line)}" stroke="currentColor" '
-        f'stroke-width="1"/></svg>{note}'
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" fill="none">'
+        f"<title>{html.escape(title)}</title>{band}"
+        f'<polyline points="{" ".join(line)}" stroke="currentColor" '
+        'stroke-width="1"/></svg>'
     )
 
 
-def _thinned(values: Any, *extremes: Any) -> list[int]:
-    """Indices of points to draw: the minimum and maximum of each segment."""
+def _thinned(values: Any, max_segments: int, *extremes: Any) -> list[int]:
+    """Indices of points to draw: the extremes of each segment."""
     kept: set[int] = set()
-    segments = np.array_split(np.arange(len(values)), min(len(values), _MAX_POINTS))
+    segments = np.array_split(np.arange(len(values)), min(len(values), max_segments))
     for part in segments:
         part = part[np.isfinite(values[part])]
         if len(part):
-            for extreme in extremes or (np.argmin, np.argmax):
+            for extreme in extremes:
                 kept.add(int(part[extreme(values[part])]))
     return sorted(kept)

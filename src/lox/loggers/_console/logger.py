@@ -1,4 +1,4 @@
-"""`ConsoleLogger`: a live table in a terminal, or lines of text elsewhere."""
+"""`ConsoleLogger`: a live table in a terminal or notebook, or lines of text."""
 
 import contextlib
 import sys
@@ -13,33 +13,37 @@ from lox._terminal import live_display, write_line
 from lox.loggers._base import Logger, RunInfo
 
 from .curves import Curves
+from .notebook import CellOutput, in_notebook
 from .table import Table
 from .view import View, Viewer
 
 _RUNS = "together", "apart"
 # seconds between two updates
 _TABLE_INTERVAL = 0.25
+_CELL_INTERVAL = 0.5
 _LINES_INTERVAL = 1.0
 _NAME_LENGTH = 8  # characters of a run's name
 
 
 class ConsoleLogger(Logger):
-    """Shows runs live: a table in a terminal, lines of text elsewhere.
+    """Shows runs live: a table in a terminal or notebook, lines of text elsewhere.
 
     The table has one row per key, with its last value, a sparkline of its recent
-    values, its step, and its rows per second. It needs rich
-    (`pip install 'jax-lox[console]'`). Without rich, or if the output is not a
-    terminal, a line of text is printed every second. A separate thread draws at its own
-    pace, however much is logged.
+    values, its step, and its rows per second. In a terminal, it needs rich
+    (`pip install 'jax-lox[console]'`). In a notebook, it is one output of the cell in
+    which the run begins, and stays in the saved notebook. Without rich, or if the
+    output is a file, a line of text is printed every second. A separate thread draws
+    at its own pace, however much is logged.
 
     Args:
         total: the total number of steps, for a progress bar. Counts the step called
             `step` if there is one, else rows.
         runs: how to show several open runs: `"together"`, as the mean and standard
             deviation of their last values, or `"apart"`, with one column per run.
-        every: seconds between two updates; by default 0.25 for the table and 1 for
-            lines.
-        file: where to write; `sys.stdout` by default.
+        every: seconds between two updates; by default 0.25 for the table in a terminal,
+            0.5 in a notebook, and 1 for lines.
+        file: where to write; by default the output of the cell in a notebook, and
+            `sys.stdout` elsewhere.
         processes: which processes of a job write: `"first"` or `"all"`.
 
     Example:
@@ -104,6 +108,8 @@ class ConsoleLogger(Logger):
         self._drop_ended()
         if self._display is None:
             self._start()
+        elif isinstance(self._display, CellOutput):
+            self._display.appear_in_this_cell()
         curves = Curves(run.name[-_NAME_LENGTH:])
         with self._lock:
             self._shown.append(curves)
@@ -140,12 +146,18 @@ class ConsoleLogger(Logger):
             with self._lock:
                 return viewer.view(self._shown)
 
-        every = self._every or _TABLE_INTERVAL
-        self._display = live_display(self._file, lambda console: Table(view, console))
-        if self._display is None:
-            every = self._every or _LINES_INTERVAL
-            self._display = _Lines(view, self._file)
-        self._timer = _Timer(self._display.refresh, every)
+        def table(console: Any) -> _Display:
+            return Table(view, console)
+
+        display: _Display | None
+        if self._file is None and in_notebook():
+            display, every = CellOutput(view), _CELL_INTERVAL
+        elif (display := live_display(self._file, table)) is not None:
+            every = _TABLE_INTERVAL
+        else:
+            display, every = _Lines(view, self._file), _LINES_INTERVAL
+        self._display = display
+        self._timer = _Timer(display.refresh, self._every or every)
 
     def _stop(self) -> None:
         display, timer = self._display, self._timer
@@ -177,10 +189,8 @@ class _Lines:
     def refresh(self) -> None:
         with self._lock:
             view = self._view()
-            rows = [(row.name, row.values, row.step) for row in view.rows]
-            now = rows, view.steps, view.waiting
-            if view.rows and now != self._last:
-                self._last = now
+            if view.rows and view.content != self._last:
+                self._last = view.content
                 file = sys.stdout if self._file is None else self._file
                 write_line(file, view.line())
 

@@ -99,14 +99,14 @@ def _columns(view: View, rows: Sequence[Row], width: int) -> list[_Column]:
         max_last = max(room - _GAP - _MIN_SPARKLINE, _MIN_SPARKLINE)
         last = min(_natural_width("last", values), max_last)
         curve = max(min(room - _GAP - last, _MAX_SPARKLINE), 1)
-        curves = [sparkline(row.histories[0], curve) for row in rows]
+        curves = [sparkline(row.histories[0].mean, curve) for row in rows]
         middle = [_Column("last", values, last), _Column("recent", curves, curve)]
         return [key, *middle, *right]
     # as many runs as fit, each with its sparkline below its value
     shown = max(1, min(len(view.runs), room // (_RUN_WIDTH + _GAP)))
     middle = []
     for i, name in enumerate(view.runs[:shown]):
-        curves = [sparkline(row.histories[i], _RUN_WIDTH) for row in rows]
+        curves = [sparkline(row.histories[i].mean, _RUN_WIDTH) for row in rows]
         pairs = zip(rows, curves, strict=True)
         cells = [f"{row.values[i]}\n{curve}" for row, curve in pairs]
         middle.append(_Column(name, cells, _RUN_WIDTH))
@@ -133,10 +133,7 @@ def _progress_bar(progress: Progress, width: int) -> Any:
 
     line = RichTable.grid(padding=(0, 1))
     bar = ProgressBar(progress.total, progress.done, width=min(40, width // 3))
-    text = f"{progress.percent}%  {progress.done:.10g}/{progress.total}"
-    if progress.time_left:
-        text += f"  {progress.time_left} left"
-    line.add_row(bar, Text(text))
+    line.add_row(bar, Text(str(progress)))
     return line
 
 

@@ -13,10 +13,18 @@ from lox._text_curves import printable, shorten
 from lox.loggers._runs.spill import waiting
 from lox.loggers._tables import Array
 
-from .curves import RECENT, Curve, Curves, Summary
+from .curves import Curve, Curves, Summary
 
 _WINDOW = 10.0  # seconds over which rates are measured, at least
 _WARMUP = 1.0  # seconds after the first row; from then on rates exclude compilation
+
+
+class History(NamedTuple):
+    """The recent values of a key, oldest first."""
+
+    mean: Array  # over runs
+    std: Array | None  # over runs; None for a single run
+    nonfinite: int  # how many values are not finite
 
 
 class Row(NamedTuple):
@@ -24,7 +32,7 @@ class Row(NamedTuple):
 
     name: str
     values: list[str]
-    histories: list[Array]
+    histories: list[History]
     step: str
     rate: str
 
@@ -40,6 +48,10 @@ class Progress(NamedTuple):
     def percent(self) -> int:
         return math.floor(100 * min(max(self.done / self.total, 0), 1))
 
+    def __str__(self) -> str:
+        text = f"{self.percent}%  {self.done:.10g}/{self.total}"
+        return f"{text}  {self.time_left} left" if self.time_left else text
+
 
 class View(NamedTuple):
     """A snapshot of all runs."""
@@ -51,6 +63,12 @@ class View(NamedTuple):
     progress: Progress | None
     # the rows of other loggers that wait on disk; empty if there are none
     waiting: str = ""
+
+    @property
+    def content(self) -> Any:
+        """What new rows change; rates also change with time."""
+        rows = [(row.name, row.values, row.step) for row in self.rows]
+        return rows, self.steps, self.waiting
 
     def line(self) -> str:
         """Formats the snapshot as one line."""
@@ -92,10 +110,10 @@ class Viewer:
         present = [curve for curve in curves if curve is not None]
         if self._per_run:
             values = ["" if c is None else format_last(c.last) for c in curves]
-            histories = [np.empty(0) if c is None else c.recent() for c in curves]
+            histories = [_history([] if c is None else [c]) for c in curves]
         else:
             values = [format_runs([curve.last for curve in present])]
-            histories = [_mean_history(present)]
+            histories = [_history(present)]
         return Row(
             name=printable(name),
             values=values,
@@ -251,17 +269,20 @@ def format_time(seconds: float) -> str:
 # --- histories ---------------------------------------------------------------
 
 
-def _mean_history(curves: Sequence[Curve]) -> Array:
-    """The mean of several histories, aligned at their ends."""
-    if len(curves) == 1:
-        return curves[0].recent()
-    histories = np.full((len(curves), RECENT), np.nan)
-    longest = 0
-    for row, curve in zip(histories, curves, strict=True):
-        recent = curve.recent()
-        row[RECENT - len(recent) :] = recent
-        longest = max(longest, len(recent))
+def _history(curves: Sequence[Curve]) -> History:
+    """The histories of several runs, aligned at their ends."""
+    recents = [curve.recent() for curve in curves]
+    lengths = [len(recent) for recent in recents]
+    longest = max(lengths, default=0)
+    histories = np.full((len(curves), longest), np.nan)
+    for row, recent in zip(histories, recents, strict=True):
+        row[longest - len(recent) :] = recent
     finite = np.isfinite(histories)
+    nonfinite = sum(lengths) - int(np.count_nonzero(finite))
+    if len(curves) == 1:
+        return History(histories[0], None, nonfinite)
     with np.errstate(all="ignore"):
-        means = np.where(finite, histories, 0).sum(0) / finite.sum(0)
-    return means[RECENT - longest :]
+        counts = finite.sum(0)
+        mean = np.where(finite, histories, 0).sum(0) / counts
+        squares = np.where(finite, histories - mean, 0) ** 2
+        return History(mean, np.sqrt(squares.sum(0) / counts), nonfinite)
