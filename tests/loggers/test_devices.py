@@ -139,3 +139,22 @@ def test_log_in_shard_map_names_devices_as_lanes(check_vma):
     saved = lox.load("saved").sort("lane")
     assert saved["x"].tolist() == [1.0, 3.0, 5.0, 7.0]
     assert saved.lane["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_lanes_of_runs_that_devices_share_unequally_are_distinct():
+    """A run has three lanes of the first device, and two of the second."""
+    runs = jnp.array([0, 0, 0, 1, 0, 1, 0, 1])
+
+    def save(run, x):
+        jax.vmap(lambda run, x: lox.save({"x": x}, "saved", key=run))(run, x)
+        return x
+
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("d")
+    split = jax.shard_map(save, mesh=mesh, in_specs=spec, out_specs=spec)
+    jax.jit(split)(runs, jnp.arange(8.0))
+    jax.effects_barrier()
+    for run, values in (0, [0, 1, 2, 4, 6]), (1, [3, 5, 7]):
+        saved = lox.load("saved", key=run).sort("lane")
+        assert saved["x"].tolist() == values
+        assert len(set(saved.lane["x"].tolist())) == len(values)

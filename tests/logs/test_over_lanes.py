@@ -174,6 +174,17 @@ def test_lanes_are_aligned_by_step(seed):
     np.testing.assert_allclose(found["x/mean"], list(map(np.mean, expected.values())))
 
 
+def test_lanes_that_lack_different_rows_of_a_step_share_a_point():
+    """Each lane has one row per step: the even lanes the first, the odd the second."""
+    values = np.arange(4.0)[:, None].repeat(4, 1)
+    mask = (np.arange(4) - np.arange(4)[:, None]) % 2 == 0
+    steps = np.array([0, 0, 1, 1])[None].repeat(4, 0)
+    found = lanes_of(values, steps, mask).over_lanes("mean", "count")
+    assert found["x/mean"].tolist() == [1.5, 1.5]
+    assert found["x/count"].tolist() == [4, 4]
+    assert found.step["x/mean"].tolist() == [0, 1]
+
+
 def test_lanes_without_steps_are_aligned_by_position():
     values = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     mask = [[True, False, True], [True, True, True]]

@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import socketserver
 import threading
 
 import numpy as np
@@ -343,6 +344,22 @@ def test_port_in_use_is_an_error_that_names_it(tmp_path, start):
 def test_impossible_port_is_an_error(tmp_path, port):
     with pytest.raises(lox.LoxValueError, match="cannot listen"):
         PageServer(tmp_path, port=port)
+
+
+def test_server_answers_again_after_no_thread_could_be_started(
+    start, tmp_path, monkeypatch, capfd
+):
+    def fail(*arguments):
+        raise RuntimeError("can't start new thread")
+
+    server = start(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(socketserver.ThreadingMixIn, "process_request", fail)
+        for _ in range(100):  # more than there can be connections
+            with socket.create_connection(server.server_address, waiting.HANG) as one:
+                assert one.recv(1) == b""
+    assert ask(server)[0] == 200
+    assert "can't start new thread" in capfd.readouterr().err
 
 
 def test_serve_ends_with_an_interrupt_and_frees_its_port(tmp_path):

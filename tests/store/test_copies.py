@@ -159,6 +159,36 @@ def test_copy_has_the_status_and_last_rows_of_its_run(tmp_path, target):
     assert files_of(target) == files_of(source)
 
 
+def test_copy_of_run_that_is_finished_without_rows_is_finished(tmp_path, target):
+    store = tmp_path / "store"
+    writer = open_run(store / "run", "x", tracked=True)
+    update(store, target)
+    assert [run.status for run in lox.runs(target)] == ["running"]
+    writer.finish()
+    writer.close()
+    update(store, target)
+    assert [run.status for run in lox.runs(target)] == ["finished"]
+    assert files_of(target) == files_of(store)
+
+
+def test_copy_from_another_machine_keeps_open_writer_without_rows(tmp_path, target):
+    writer = open_run(tmp_path / "first" / "run", "x", tracked=True)
+    create_run(part_path(tmp_path / "second" / "run", 1), "x")
+    update(tmp_path / "first", target)
+    update(tmp_path / "second", target)
+    assert [run.status for run in lox.runs(target)] == ["running"]
+    writer.close()
+
+
+def test_copy_keeps_rows_of_writer_that_is_gone(tmp_path, target):
+    store = tmp_path / "store"
+    lox.save({"x": 1}, store / "run")
+    update(store, target)
+    shutil.rmtree(store / "run" / "writer-0000")
+    update(store, target)
+    assert lox.load(target) == {"x": 1}
+
+
 def test_copy_of_segment_without_records_file_has_lost_nothing(tmp_path, target):
     source = tmp_path / "store"
     job = Job(source / "run").write(6)

@@ -16,6 +16,7 @@ import pytest
 
 import lox
 import lox.loggers
+from lox._store import format as store_format
 from lox._store.creating import create_run, open_run
 from lox._store.writer import Writer
 from tests import programs
@@ -263,6 +264,72 @@ def overwrite_all_at_once(directory, rounds, count):
 
 def test_processes_that_overwrite_at_once_leave_one_owner(tmp_path):
     assert in_a_process(overwrite_all_at_once, tmp_path, 40, 4) == "done\n"
+
+
+def replaced(path, started):
+    """The description of a run that replaces another."""
+    return {
+        "version": 1,
+        "name": path.name,
+        "key": None,
+        "config": {"started": started},
+        "started": started,
+        "versions": {},
+    }
+
+
+def test_writer_that_replaces_run_late_leaves_that_of_higher_number(tmp_path):
+    """Its number must not be used again: two writers would share a directory."""
+    path = tmp_path / "run"
+    lox.save({"x": -1}, path)
+    late, early = Writer(path, replaces=True), Writer(path, replaces=True)
+    assert late.number < early.number
+    early.begin_run(replaced(path, 2.0))
+    shutil.rmtree(late.directory)  # as the process does that has replaced the run
+    late.begin_run(replaced(path, 1.0))
+    assert lox.runs(tmp_path)[0].config == {"started": 2.0}
+    early.close()  # without rows, its directory is gone as well
+    other = Writer(path)
+    assert other.number >= early.number
+    other.write(lox.logdict({"x": np.int8(1)}))
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        late.write(lox.logdict({"x": np.int8(2)}))
+    assert lox.load(path) == {"x": 1}
+    other.close()
+
+
+def test_config_that_is_set_late_is_not_that_of_the_replacing_run(tmp_path):
+    path = tmp_path / "run"
+    late = open_run(path, "w", config={"lr": 1})
+    open_run(path, "w", config={"lr": 1}).close()
+    late.set_config({"lr": 2}, before={"lr": 1})
+    assert lox.runs(tmp_path)[0].config == {"lr": 1}
+    assert Writer(path).number > late.number
+    late.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows cannot lock directories")
+def test_writers_that_replace_run_do_so_one_after_another(tmp_path, monkeypatch):
+    import fcntl
+
+    path, refused = tmp_path / "run", []
+    lox.save({"x": -1}, path)
+
+    def write_json(*arguments, **options):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refused.append(path)
+        finally:
+            os.close(descriptor)
+        return store_format.write_json(*arguments, **options)
+
+    monkeypatch.setattr("lox._store.writer.write_json", write_json)
+    open_run(path, "w").close()
+    assert refused == [path]
+    write_json(path / "other.json", {"version": 1})
+    assert refused == [path]  # it is unlocked again
 
 
 def test_threads_that_overwrite_at_once_leave_one_owner(tmp_path):

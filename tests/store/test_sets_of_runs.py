@@ -223,6 +223,15 @@ def test_to_pandas_keeps_large_integers(tmp_path):
     assert lox.runs(tmp_path).to_pandas()["last/tokens"][0] == 2**60 + 1
 
 
+@pytest.mark.parametrize("large", [3, 2**63 + 1])
+def test_to_pandas_keeps_integers_of_several_dtypes(tmp_path, large):
+    lox.save({"x": np.uint64(large)}, tmp_path, key=0)
+    lox.save({"x": np.int32(-3)}, tmp_path, key=1)
+    lox.save({"y": 0}, tmp_path, key=2)
+    found = lox.runs(tmp_path).to_pandas()["last/x"]
+    assert found.tolist()[:2] == [large, -3] and found.isna().tolist()[2]
+
+
 def test_repr_is_a_table_of_what_differs(sweep):
     head, first, *_ = repr(sweep).splitlines()
     columns = ["name", "status", "started", "duration", "rows"]

@@ -241,6 +241,19 @@ def test_replaced_run_has_the_status_of_the_new_one(training, tmp_path):
     assert not [*tmp_path.rglob("*.open.json")]
 
 
+def test_replaced_writer_that_is_left_over_is_not_unfinished(tmp_path):
+    """Its files are left if the process that replaced the run was killed."""
+    run = tmp_path / "run"
+    open_run(run, "x").write(lox.logdict({"x": np.int8(1)}))
+    shutil.copytree(run / "writer-0000", tmp_path / "kept")
+    writer = open_run(run, "w")
+    writer.write(lox.logdict({"x": np.int8(2)}))
+    writer.finish()
+    writer.close()
+    shutil.copytree(tmp_path / "kept", run / "writer-0000")
+    assert lox.runs(tmp_path)[0].unfinished_processes == []
+
+
 def test_writer_that_is_closed_without_rows_leaves_no_file(tmp_path):
     writer = open_run(tmp_path / "run", "a", tracked=True)
     assert len([*tmp_path.rglob("*.open.json")]) == 1

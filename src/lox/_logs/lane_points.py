@@ -66,7 +66,7 @@ def align_lanes(name: str, key: Key, step: str | None = None) -> LanePoints:
     columns = _Columns.of(key)
     # lanes of a key without a time axis are one point
     by = step if key.info.stacked else None
-    if LANE not in key.steps and columns.have_equal_steps(by):
+    if LANE not in key.steps and columns.are_points(by):
         steps = columns.common_steps(names)
         return LanePoints(steps, by, columns.leaves, columns.present)
     return _aligned(columns, names, by)
@@ -109,6 +109,18 @@ class _Columns(NamedTuple):
             return True
         reference = np.take_along_axis(steps, self.present.argmax(1)[:, None], axis=1)
         return bool(((steps == reference) | ~self.present).all())
+
+    def are_points(self, step: str | None) -> bool:
+        """Whether the rows at each position are one point.
+
+        They are not if lanes lack different ones of several rows with the same step.
+        """
+        if not self.have_equal_steps(step):
+            return False
+        if step is None or self.present.all():
+            return True
+        reference = self.common_steps([step]).get(step, ())
+        return len(np.unique(reference)) == len(reference)
 
     def common_steps(self, names: list[str]) -> dict[str, Any]:
         """The steps on which all lanes agree."""

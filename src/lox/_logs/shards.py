@@ -17,6 +17,7 @@ from lox._arrays import (
     is_jax_array,
     is_spread,
     is_typed_key,
+    leaves_of,
     to_numpy,
 )
 from lox._errors import LoxValueError
@@ -53,12 +54,13 @@ def local_logs(logs: logdict, caller: str) -> LocalLogs:
         logs: the logs.
         caller: the calling function, for messages.
     """
+    # at once for all keys: most logs have no such arrays, and this is a hot path
+    if not any(map(_is_global, leaves_of(dict(logs)))):
+        return LocalLogs(logs, frozenset(), [])
     global_arrays = {
         name: [x for x in flatten(value)[0] if _is_global(x)]
         for name, value in logs.items()
     }
-    if not any(global_arrays.values()):
-        return LocalLogs(logs, frozenset(), [])
     spread = {
         name for name, arrays in global_arrays.items() if any(map(is_spread, arrays))
     }

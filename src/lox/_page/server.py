@@ -160,7 +160,11 @@ class PageServer(http.server.ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         self._open.add(request)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started, which would release it
+            self._free.release()
+            raise
 
     def shutdown_request(self, request: Any) -> None:
         self._open.discard(request)

@@ -123,7 +123,8 @@ class RunCopy:
         # the lists before the writers: what a listed writer has written is complete
         lists = dict(numbered(names_in(source), FINISHED))
         finished = True
-        for number, name in numbered(names_in(source), WRITER):
+        writers = dict(numbered(names_in(source), WRITER))
+        for number, name in writers.items():
             if number >= first:
                 listed = number in lists
                 done = Finished.read(source / lists[number]) if listed else Finished({})
@@ -139,7 +140,21 @@ class RunCopy:
         for number, name in numbered(entries, WRITER):
             if number < first:  # of a run that was replaced
                 self._remove_writer(target, name, entries)
+            elif number not in writers and content is not None:
+                self._remove_without_rows(target, name, entries)
         return finished
+
+    def _remove_without_rows(
+        self, part: Location, name: str, entries: dict[str, Entry]
+    ) -> None:
+        """Removes a writer that was closed without rows, and is gone from the source.
+
+        Otherwise the copy would seem to be running. Rows that are gone stay. So do the
+        writers of a machine that copies its own part of the run to the same place.
+        """
+        files = [x for x in _entries(part / name) if SEGMENT_FILE.fullmatch(x)]
+        if files in ([], [COPIED]):
+            self._remove_writer(part, name, entries)
 
     def _send_owner(
         self, target: Location, name: str, content: bytes, entries: dict[str, Entry]

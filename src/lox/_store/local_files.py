@@ -1,11 +1,12 @@
 """Files of stores on this machine."""
 
 import contextlib
+import importlib
 import os
 import pathlib
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,8 @@ from .locations import Ends, Entry
 
 TEMPORARY = "~"  # the suffix of files that are not complete yet
 _MAX_READ_BYTES = 2**16  # of records; more are mapped
+# Windows has no `fcntl` locks
+fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -178,6 +181,30 @@ def _location(name: str) -> LocalLocation:
     location = LocalLocation.__new__(LocalLocation)
     location._name = name
     return location
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path) -> Iterator[None]:
+    """Keeps other threads and processes out that lock the same directory.
+
+    The lock ends with the process. Where directories cannot be locked, as on Windows
+    and on some network file systems, nobody is kept out.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # explicitly: a process that was forked meanwhile has the file open, too
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def temporary_name(name: str) -> str:

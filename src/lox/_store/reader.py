@@ -204,12 +204,25 @@ class Run:
 def _is_finished(directory: Location) -> bool:
     """Whether all writers of one process have finished."""
     names = names_in(directory)
-    writers, finished = (dict(numbered(names, x)) for x in (WRITER, FINISHED))
+    first = _first_writer(directory)
+    writers, finished = (
+        {number: name for number, name in numbered(names, kind) if number >= first}
+        for kind in (WRITER, FINISHED)
+    )
     if not writers and RUN_FILE not in names:
         return False  # the process has opened the run, but has written nothing yet
     return not writers.keys() - finished.keys() and not any(
         _is_incomplete(directory / name) for name in finished.values()
     )
+
+
+def _first_writer(directory: Location) -> int:
+    """The first writer that is part of the run; those before were replaced."""
+    try:
+        first = read_json(directory / RUN_FILE).get("first_writer", 0)
+    except (OSError, StoreError):  # missing, or reported when the run is loaded
+        return 0
+    return first if type(first) is int else 0
 
 
 def _is_incomplete(path: Location) -> bool:

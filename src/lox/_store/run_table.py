@@ -85,9 +85,12 @@ def _exact(pandas: Any, values: list[Any]) -> Any:
     found = [value for value in values if value is not None]
     if len(found) == len(values) or not all(x.dtype.kind in "iu" for x in found):
         return values
-    return pandas.array(
-        values, dtype="UInt64" if found[0].dtype.kind == "u" else "Int64"
-    )
+    ints = [None if value is None else int(value) for value in values]
+    if all(x.dtype.kind == "u" for x in found):
+        return pandas.array(ints, dtype="UInt64")
+    if all(int(x) < 2**63 for x in found):
+        return pandas.array(ints, dtype="Int64")
+    return pandas.array(ints, dtype=object)  # no dtype has all of them
 
 
 def _names(dicts: Iterable[dict[str, Any]]) -> list[str]:

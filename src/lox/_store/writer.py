@@ -21,6 +21,7 @@ from .format import (
     write_json,
 )
 from .growing_file import removed_error
+from .local_files import locked
 from .owners import mark_closed, mark_open
 from .records import Plan, records_of
 from .schema import Schema
@@ -88,13 +89,32 @@ class Writer:
         """Writes `run.json`, as the first writer of the run.
 
         If the run replaces another one, writers with lower numbers are not part of the
-        run from then on. If not, raises `FileExistsError` if another process was
-        faster.
+        run from then on. If one with a higher number has replaced the run meanwhile,
+        its `run.json` stays, and this writer is not part of the run. If the run is new,
+        raises `FileExistsError` if another process was faster.
         """
-        if self._replaces:
+        if not self._replaces:
+            write_json(self._run / RUN_FILE, description, new=True)
+        else:
             description = {**description, "first_writer": self.number}
-        write_json(self._run / RUN_FILE, description, new=not self._replaces)
+            with locked(self._run):
+                first, _ = _replacements(self._run)
+                if first > self.number:  # a lower one would let numbers be used again
+                    return
+                write_json(self._run / RUN_FILE, description)
         self._started = description["started"]
+
+    def set_config(self, config: dict[str, Any], before: Any) -> None:
+        """Sets the config of the run, unless it has another one than `before`.
+
+        A resumed run keeps its own config, and so does one that has replaced the run.
+        """
+        with locked(self._run):
+            description = read_json(self._run / RUN_FILE)
+            is_later = description.get("first_writer", 0) > self.number
+            is_ours = not is_later and description["started"] == self._started
+            if is_ours and description["config"] == before:
+                write_json(self._run / RUN_FILE, {**description, "config": config})
 
     @property
     def directory(self) -> pathlib.Path:

@@ -100,7 +100,8 @@ def logs_consumer(
                 run, logs, *device = payload[PAYLOAD]
                 lane = None if lanes is None else lanes[i]
                 if device:  # devices are the outermost lanes
-                    count = 1 if lanes is None else int(lanes.max()) + 1
+                    # not the number of lanes in the run, which differs between devices
+                    count = 1 if lanes is None else len(lanes)
                     lane = int(device[0]) * count + (lane or 0)
                 receive(run, logs if lane is None else with_lane(logs, lane))
 

@@ -15,7 +15,6 @@ from lox._store.creating import (
     open_run,
     remove_parts,
 )
-from lox._store.format import RUN_FILE, read_json, write_json
 from lox._store.locations import local_path
 from lox._store.processes import job_of, part_path
 from lox._store.syncing import flush_to_disk
@@ -140,10 +139,7 @@ class SaveLogger(Logger):
             )
 
     def _set_config(self, run: Writer, info: RunInfo) -> bool:
-        path = self._directory(info) / RUN_FILE
-        description = read_json(path)
-        if description["config"] == self.config:  # a resumed run keeps its own config
-            write_json(path, {**description, "config": dict(info.config)})
+        run.set_config(dict(info.config), before=self.config)
         return True
 
     def write(self, run: Writer, logs: logdict) -> None:
