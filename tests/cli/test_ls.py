@@ -212,8 +212,10 @@ def test_torn_and_newer_runs_are_left_out_with_a_warning(capsys, tmp_path):
 # --- the process -------------------------------------------------------------
 
 PROGRAM = """
-    import sys
+    import signal, sys
     import lox.cli
+    # ignored in processes that a shell has started in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = lox.cli.main(sys.argv[1:])
     assert "jax" not in sys.modules
     sys.exit(code)

@@ -148,7 +148,12 @@ def test_module_is_the_command_and_does_not_import_jax(tmp_path):
 def test_interrupted_command_exits_with_130(tmp_path):
     """While it waits for a run to be finished."""
     lox.save({"x": 1.5}, tmp_path / "store", key=1)
-    program = "import sys, lox.cli; sys.exit(lox.cli.main(sys.argv[1:]))"
+    program = """
+        import signal, sys, lox.cli
+        # ignored in processes that a shell has started in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.exit(lox.cli.main(sys.argv[1:]))
+    """
     arguments = "sync", tmp_path / "store", "--to", tmp_path / "copy", "--follow"
     with programs.start(program, *arguments, "--interval", "100000") as process:
         line = process.stdout.readline()
