@@ -6,18 +6,23 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 LIBRARIES := tests/libraries docs/libraries.md
 TRACKERS := tests/loggers/trackers
+JOBS := tests/loggers/test_jobs.py tests/loggers/test_job_faults.py \
+	tests/transforms/test_process_shards.py
+VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
 # Modules are compiled when they are first imported; most of them never are. Without
 # bytecode, importing JAX takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test soak libraries trackers lint types bench clean
+.PHONY: help demo test soak libraries trackers jobs viewers lint types bench clean
 
 help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
 	@echo "make test       run the tests and the examples in the documentation"
 	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
 	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
+	@echo "make jobs       test jobs of several processes, and their faults"
+	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
 	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000);"
 	@echo "                log large values on many devices"
 	@echo "make lint       check formatting and lint"
@@ -38,8 +43,8 @@ demo: $(VENV)/ready
 
 # The tests of a file share their setup, so one worker runs all of them.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(LIBRARIES:%=--ignore %) \
-		$(TRACKERS:%=--ignore %)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		$(patsubst %,--ignore %,$(LIBRARIES) $(TRACKERS) $(JOBS) $(VIEWERS))
 
 soak: $(VENV)/ready
 	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
@@ -50,6 +55,12 @@ libraries: $(VENV)/ready
 
 trackers: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TRACKERS)
+
+jobs: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(JOBS)
+
+viewers: $(VENV)/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(VIEWERS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
