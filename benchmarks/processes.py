@@ -2,8 +2,9 @@
 
 More processes than cores slow each other down whatever they write. So the processes of
 a job, which share a run, are compared with as many processes at a time that share
-nothing: what remains is the cost of the job and of the shared run. For comparison, a
-figure without a goal shows what the number of cores costs.
+nothing: what remains is the cost of the job and of the shared run. A job of two
+processes, for which two cores are enough, is also compared with a single process. For
+comparison, a figure without a goal shows what the number of cores costs.
 """
 
 import contextlib
@@ -107,12 +108,14 @@ def figures() -> Iterator[Figure]:
         tempfile.TemporaryDirectory() as directory,
         _Processes(_COUNT, is_job=True) as job,
         _Processes(_COUNT, is_job=False) as separate,
+        _Processes(2, is_job=True) as pair,
         _Processes(1, is_job=False) as single,
     ):
         path = pathlib.Path(directory)
-        one_run, own_runs, alone = _best_times(
+        one_run, own_runs, two, alone = _best_times(
             (job, path / "job"),
             (separate, path / "separate-PROCESS"),
+            (pair, path / "pair"),
             (single, path / "single"),
         )
     yield Figure(
@@ -121,6 +124,7 @@ def figures() -> Iterator[Figure]:
         _AT_MOST,
     )
     yield Figure(f"  {_COUNT} that share nothing / 1 process", own_runs / alone)
+    yield Figure("2 processes that write one run / 1 process", two / alone, _AT_MOST)
 
 
 def _best_times(*contenders: tuple[_Processes, pathlib.Path]) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 from lox._errors import StoreError
 from lox._store.copy_store import Report, StoreCopy
 
+from ._arguments import positive_seconds
 from ._output import print_json, readable_size, say
 
 HELP = "copy a store, sending only what is new"
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=_seconds,
+        type=positive_seconds,
         default=_SECONDS,
         metavar="SECONDS",
         help="how long to wait between two updates (default: %(default)g)",
@@ -121,13 +122,3 @@ def _target(text: str) -> str:
             f"write ./{text}"
         )
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 2**31:  # also for NaN
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds

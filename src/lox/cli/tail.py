@@ -21,6 +21,7 @@ from lox._store.new_rows import NewRows, Row
 from lox._store.reader import Run
 from lox._text_curves import printable
 
+from ._arguments import positive_seconds
 from ._find import absolute, add_runs, find_runs, identity, is_run, stores_in
 from ._terminal import prepare_output, styled
 from ._values import masked_json, to_text
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=_seconds,
+        type=positive_seconds,
         default=_SECONDS,
         metavar="SECONDS",
         help="how often to look for new rows (default: %(default)g)",
@@ -156,13 +157,3 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a number of rows")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 2**31:  # also for NaN
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return seconds
