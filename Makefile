@@ -14,7 +14,7 @@ VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test soak libraries trackers jobs viewers lint types bench clean
+.PHONY: help demo test fuzz faults canary libraries trackers jobs viewers lint types bench clean
 
 help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
@@ -23,8 +23,9 @@ help:
 	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
 	@echo "make jobs       test jobs of several processes, and their faults"
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
-	@echo "make soak       compare random programs with plain Python (PROGRAMS=5000);"
-	@echo "                log large values on many devices"
+	@echo "make fuzz       compare random programs with plain Python (PROGRAMS=5000 SEED=1)"
+	@echo "make faults     log large values on many devices"
+	@echo "make canary     test another version of JAX (JAX=0.12.1)"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
 	@echo "make bench      run the benchmarks"
@@ -46,9 +47,24 @@ test: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 		$(patsubst %,--ignore %,$(LIBRARIES) $(TRACKERS) $(JOBS) $(VIEWERS))
 
-soak: $(VENV)/ready
-	$(BIN)/python -m tests.soak $(or $(PROGRAMS),2000)
+fuzz: $(VENV)/ready
+	$(BIN)/python -m tests.fuzz $(or $(PROGRAMS),2000) $(or $(SEED),100000)
+
+faults: $(VENV)/ready
 	$(BIN)/python -m tests.large_operands
+
+# Newer versions of JAX may need a newer Python: `make canary JAX=... PYTHON=python3.13`.
+# The canaries come first: they name what has moved.
+CANARY := .venv-canary-$(JAX)
+canary:
+	@test -n "$(JAX)" || { echo "which version? make canary JAX=0.12.1"; exit 2; }
+	test -e $(CANARY)/ready || { $(PYTHON) -m venv $(CANARY) && \
+		$(CANARY)/bin/python -m pip $(INSTALL) --upgrade pip && \
+		$(CANARY)/bin/python -m pip $(INSTALL) --editable '.[test]' 'jax==$(JAX)' && \
+		touch $(CANARY)/ready; }
+	$(CANARY)/bin/python -m pytest -q tests/jax/test_canaries.py tests/jax/test_patches.py
+	$(CANARY)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile \
+		tests/events tests/interpreter tests/jax tests/streams tests/transforms
 
 libraries: $(VENV)/ready
 	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARIES)

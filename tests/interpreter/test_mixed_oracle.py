@@ -36,10 +36,10 @@ class Program:
         unbounded: whether it has loops without a static length, and no gradient.
     """
 
-    def __init__(self, seed):
+    def __init__(self, seed, statements=None):
         self.unbounded = seed % 5 == 4
         self._observed = seed % 2 == 1
-        self.statements = oracle.generate(
+        self.statements = statements or oracle.generate(
             seed, self.unbounded, oracle.MIXED, oracle.MIXED_BLOCKS
         )
         ops = observing.Jax() if self._observed else oracle.Jax()
@@ -263,8 +263,8 @@ BACKWARD = [
 ]
 
 
-def check(seed):
-    program = Program(seed)
+def check(seed, statements=None):
+    program = Program(seed, statements)
     checks = FORWARD if program.unbounded else FORWARD + BACKWARD
     for number in {seed, seed // 3 + 7}:
         checks[number % len(checks)](program)

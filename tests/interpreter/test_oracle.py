@@ -15,8 +15,8 @@ LANES = (0.3, 0.7, 1.9)
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
 
 
-def check(seed: int) -> None:
-    program = oracle.generate(seed)
+def check(seed: int, program: oracle.Program | None = None) -> None:
+    program = program or oracle.generate(seed)
     function = oracle.function(program)
     events = oracle.expected(program, X)
 
@@ -105,9 +105,9 @@ def check_nolog(program, function, events):
     assert len(seen) == len(events)
 
 
-def check_unbounded(seed: int) -> None:
+def check_unbounded(seed: int, program: oracle.Program | None = None) -> None:
     """Loops without a static length can be tapped."""
-    program = oracle.generate(seed, unbounded=True)
+    program = program or oracle.generate(seed, unbounded=True)
     function = oracle.function(program)
     check_tap(program, function, oracle.expected(program, X))
     if seed % 2:

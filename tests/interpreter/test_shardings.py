@@ -219,5 +219,5 @@ def test_tap_delivers_once_or_once_per_device_in_order(name, tmp_path):
 
 @pytest.mark.parametrize("kind", large_operands.KINDS)
 def test_large_values_of_many_devices_do_not_block_them(kind):
-    """`make soak` runs more steps."""
+    """`make faults` runs more steps."""
     large_operands.check(kind, 5)

@@ -15,9 +15,9 @@ SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
 CAPACITY = 200  # more rows than any program logs per key
 
 
-def check(seed: int) -> None:
+def check(seed: int, program: oracle.Program | None = None) -> None:
     unbounded = seed % 4 > 1
-    program = oracle.generate(seed, unbounded=unbounded)
+    program = program or oracle.generate(seed, unbounded=unbounded)
     function = oracle.function(program)
     options = streams_oracle.options(seed)
     modes = [

@@ -1,0 +1,1 @@
+"""Random programs and random input, in numbers that are too large for the tests."""
