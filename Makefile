@@ -24,7 +24,7 @@ help:
 	@echo "make jobs       test jobs of several processes, and their faults"
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
 	@echo "make fuzz       compare random programs with plain Python (PROGRAMS=5000 SEED=1)"
-	@echo "make faults     log large values on many devices"
+	@echo "make faults     kill, damage and overload; says what was lost (SCALE=0.1)"
 	@echo "make canary     test another version of JAX (JAX=0.12.1)"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
@@ -51,7 +51,7 @@ fuzz: $(VENV)/ready
 	$(BIN)/python -m tests.fuzz $(or $(PROGRAMS),2000) $(or $(SEED),100000)
 
 faults: $(VENV)/ready
-	$(BIN)/python -m tests.large_operands
+	$(BIN)/python -m tests.faults --scale $(or $(SCALE),1)
 
 # Newer versions of JAX may need a newer Python: `make canary JAX=... PYTHON=python3.13`.
 # The canaries come first: they name what has moved.

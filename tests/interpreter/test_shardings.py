@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import lox
 import lox.loggers
-from tests import large_operands
+from tests.faults import large_operands
 from tests.loggers.backends import MemoryLogger
 
 _COLLECTIVE = re.compile(

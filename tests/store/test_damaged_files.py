@@ -293,10 +293,9 @@ def damage_at_random(rng, store):
     return ".npy" in (path.suffix, other.suffix) and way in ("flip", "swap", "rename")
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_damage_is_never_silent(tmp_path, seed):
+def check_random_damage(directory, seed, count):
     """`load` returns correct data, or a part of it with a warning, or raises."""
-    store, copy = tmp_path / "store", tmp_path / "copy"
+    store, copy = directory / "store", directory / "copy"
     finished_run(store)
     logger = lox.loggers.SaveLogger(store, exists="resume")
     state = logger.init(0)
@@ -308,8 +307,8 @@ def test_random_damage_is_never_silent(tmp_path, seed):
         lox.load(store, "x")
     names = ["y", "z", "tree"]
     truth = lox.load(store, names)
-    rng = np.random.default_rng(SEED + seed)
-    for i in range(100):
+    rng = np.random.default_rng(seed)
+    for i in range(count):
         shutil.copytree(store, copy)
         other_numbers = damage_at_random(rng, copy)
         with warnings.catch_warnings(record=True) as seen:
@@ -323,6 +322,11 @@ def test_random_damage_is_never_silent(tmp_path, seed):
             assert shapes[0] == shapes[1], (seed, i)
             assert other_numbers or found == truth, (seed, i)
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_is_never_silent(tmp_path, seed):
+    check_random_damage(tmp_path, SEED + seed, 100)
 
 
 @pytest.mark.parametrize("name", ["run.json", "0000.json", "0000.places"])

@@ -1,4 +1,4 @@
-"""Large values logged by many devices: `python -m tests.large_operands [STEPS]`.
+"""Large values logged by many devices: `python -m tests.faults.large_operands [STEPS]`.
 
 Every step logs an array of 4 MB, on 8 devices, which share the cores of the machine.
 The host reads each of them while the program runs. If a device waited for another one
@@ -23,8 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import lox
 import lox.loggers
-
-from .waiting import HANG
+from tests.waiting import HANG
 
 SIZE = 2**20  # elements of four bytes
 DEVICES = 8

@@ -1,0 +1,1 @@
+"""Kills, damage, full disks, failing trackers and long runs, many times over."""
