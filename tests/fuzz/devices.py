@@ -13,6 +13,8 @@ from tests.fuzz import orders
 from tests.interpreter.test_mixed_oracle import CAPACITY, Program
 
 DEVICES = 4
+# of JAX, for some branches of a `switch` in `shard_map(vmap(f))`, with and without lox
+KNOWN_ERROR = "requires varying manual axes to match"
 VALUES = [0.3 + 0.4 * i for i in range(2 * DEVICES)]
 
 
@@ -31,7 +33,38 @@ def check(seed: int, statements: oracle.Program | None = None) -> None:
     if rng.random() < 0.6:
         lanes = jax.shard_map(lanes, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
         wanted = [wanted[i : i + 2] for i in range(0, len(wanted), 2)]
-    if rng.random() < 0.5:
+    try:
+        compare(lanes, xs, wanted, tapped=rng.random() < 0.5)
+    except ValueError as error:
+        if KNOWN_ERROR not in str(error) or not fails_without_lox(program, mesh, xs):
+            raise
+
+
+class WithoutLox(oracle.Jax):
+    def log(self, data: Any, **steps: Any) -> None:
+        pass
+
+    def log_grad(self, name: str, x: Any, **steps: Any) -> Any:
+        return x
+
+    def watch(self, name: str, tree: Any, **options: Any) -> Any:
+        return tree
+
+
+def fails_without_lox(program: Program, mesh: Any, xs: Any) -> bool:
+    def fun(x: Any) -> Any:
+        return oracle.run(program.statements, x, WithoutLox())
+
+    lanes = jax.shard_map(jax.vmap(fun), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    try:
+        jax.jit(lanes)(xs)
+    except ValueError as error:
+        return KNOWN_ERROR in str(error)
+    return False
+
+
+def compare(lanes: Any, xs: Any, wanted: Any, tapped: bool) -> None:
+    if tapped:
         calls: list[Any] = []
         jax.jit(lox.tap(lanes, calls.append))(xs)
         jax.effects_barrier()
