@@ -80,6 +80,33 @@ def test_lanes_of_nested_vmaps_are_numbered_through():
     assert [float(c["x"]) for c in calls] == list(range(6))
 
 
+def logs_some(x):
+    lox.log({"x": x}, when=x > 3.5)
+
+
+def test_outer_lane_that_logs_nothing_counts_its_inner_lanes():
+    calls = []
+    grid = jnp.arange(6.0).reshape(2, 3)
+    lox.tap(jax.vmap(jax.vmap(logs_some)), calls.append)(grid)
+    assert [(int(c.lane["x"]), float(c["x"])) for c in calls] == [(4, 4), (5, 5)]
+
+
+@pytest.mark.parametrize("buffer", [None, 2])
+def test_seed_that_logs_nothing_gets_no_rows_of_other_seeds(tmp_path, buffer):
+    logger = lox.loggers.SaveLogger(tmp_path)
+
+    def run(key, xs):
+        state = logger.init(key, config={"first": xs[0]})
+        logger.tap(jax.vmap(logs_some), state, buffer=buffer)(xs)
+        logger.finish(state)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    jax.jit(jax.vmap(run))(keys, jnp.arange(6.0).reshape(2, 3))
+    runs = {run.config["first"]: run.load() for run in lox.runs(tmp_path)}
+    assert not runs[0]
+    assert runs[3]["x"].tolist() == [4, 5] and runs[3].lane["x"].tolist() == [1, 2]
+
+
 def test_step_called_lane_is_left_to_the_user():
     calls = []
     fun = jax.vmap(lambda x: lox.log({"x": x}, lane=x.astype(int)))

@@ -88,8 +88,12 @@ def per_lane_converter(event: Event) -> EventToLogs:
     """As `lane_converter`, for a buffered or masked event, without the step `lane`."""
     if event.layout.buffered:
         return _buffer_converter(event)
-    lanes = event.layout.lanes
-    return lambda operands: _lanes(_event_logdict(event, operands), lanes)
+
+    def convert_lanes(operands: Sequence[Any]) -> Iterable[logdict]:
+        sizes = operands[0].shape[: event.layout.lanes]
+        return _lanes(_event_logdict(event, operands), sizes)
+
+    return convert_lanes
 
 
 def lane_row_converter(event: Event) -> RowToLogs:
@@ -141,10 +145,12 @@ def _event_logdict(event: Event, operands: Sequence[Any]) -> logdict:
     return _logdict(event, parts, elements, lanes, parts.mask)
 
 
-def _lanes(logs: logdict, depth: int) -> list[logdict]:
-    if depth == 0:
+def _lanes(logs: logdict, sizes: tuple[int, ...]) -> list[logdict]:
+    if not sizes:
         return [logs.compact()]
-    return [inner for lane in logs.lanes() for inner in _lanes(lane, depth - 1)]
+    if not logs:  # an outer lane in which nothing was logged has inner lanes, too
+        return [logs] * math.prod(sizes)
+    return [inner for lane in logs.lanes() for inner in _lanes(lane, sizes[1:])]
 
 
 # --- buffers, whose rows are an axis after the lanes -------------------------
