@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import lox
 import lox.loggers
@@ -57,7 +58,7 @@ def check_lanes(fun: Any, events: Any, store: str, rng: random.Random) -> None:
     logs = run.load()
     # a lane without a row is empty, or not in the store at all
     lanes = [
-        lane for lane in logs.lanes() if any(map(len, jax.tree.leaves(dict(lane))))
+        lane for lane in logs.lanes() if any(map(np.size, jax.tree.leaves(dict(lane))))
     ]
     for lane, own in zip(lanes, filter(None, map(events, LANES)), strict=True):
         oracle.assert_spooled(lane, own)
