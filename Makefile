@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
-LIBRARIES := tests/libraries docs/libraries.md
-TRACKERS := tests/loggers/trackers
+LIBRARIES := tests/libraries docs/libraries.md docs/migrating.md
+TRACKERS := tests/loggers/trackers \
+	$(patsubst %,docs/loggers/%.md,mlflow neptune trackio wandb)
 JOBS := tests/loggers/test_jobs.py tests/loggers/test_job_faults.py \
 	tests/transforms/test_process_shards.py
 VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
@@ -14,7 +15,8 @@ VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test fuzz faults canary libraries trackers jobs viewers lint types bench clean
+.PHONY: help demo test fuzz faults canary libraries trackers jobs viewers docs \
+	lint types bench clean
 
 help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
@@ -23,6 +25,7 @@ help:
 	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
 	@echo "make jobs       test jobs of several processes, and their faults"
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
+	@echo "make docs       build the documentation site in build/docs"
 	@echo "make fuzz       compare random programs with plain Python (PROGRAMS=5000 SEED=1)"
 	@echo "make faults     kill, damage and overload; says what was lost (SCALE=0.1)"
 	@echo "make canary     test another version of JAX (JAX=0.12.1)"
@@ -78,6 +81,14 @@ jobs: $(VENV)/ready
 viewers: $(VENV)/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(VIEWERS)
 
+# Warnings are errors, and the site loads nothing from elsewhere.
+docs: $(VENV)/ready
+	$(BIN)/python -m docs.site.make_pictures
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet \
+		--doctree-dir build/doctrees docs build/docs
+	$(BIN)/python -m docs.site.check_site build/docs
+	@echo "The site is in build/docs/index.html"
+
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -89,4 +100,4 @@ bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache

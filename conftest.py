@@ -34,7 +34,11 @@ import pytest
 
 import lox
 
-collect_ignore = ["tests/typing_of_the_api.py"]  # only for the type checker
+collect_ignore = [
+    "tests/typing_of_the_api.py",  # only for the type checker
+    "docs/conf.py",  # for Sphinx
+    "docs/site",
+]
 
 
 def pytest_collection_finish(session):
@@ -80,6 +84,13 @@ def console_in_documentation_shows_only_the_end(request, monkeypatch):
         monkeypatch.setattr(
             "lox.loggers._console.logger._Timer._run", lambda timer: None
         )
+
+
+@pytest.fixture(autouse=True)
+def pages_write_to_a_temporary_directory(request, monkeypatch):
+    """Their examples write to `"runs"`, as readers do."""
+    if isinstance(request.node, pytest.DoctestItem) and request.path.suffix == ".md":
+        monkeypatch.chdir(request.getfixturevalue("tmp_path"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,15 +22,16 @@ DEFAULT = ("rms", "max_abs", "nonfinite")
 def stats(tree: Any, which: str | Iterable[str] = DEFAULT) -> dict[str, Any]:
     """Computes statistics of every array in a tree.
 
-    | name | statistic |
-    |---|---|
-    | `rms`, `norm` | the root mean square and the Euclidean norm |
-    | `mean`, `std` | the mean and the standard deviation |
-    | `min`, `max` | the smallest and the largest value |
-    | `mean_abs`, `max_abs` | the mean and the largest absolute value |
-    | `zero_fraction` | the fraction of values that are zero |
-    | `nonfinite` | the number of values that are NaN or infinite |
-    | `histogram` | a dict: `counts` of the finite values in 32 bins of equal width between the smallest and the largest one, and the 33 `edges` of the bins |
+    The statistics are:
+
+    - `rms`, `norm`: the root mean square and the Euclidean norm
+    - `mean`, `std`: the mean and the standard deviation
+    - `min`, `max`: the smallest and the largest value
+    - `mean_abs`, `max_abs`: the mean and the largest absolute value
+    - `zero_fraction`: the fraction of values that are zero
+    - `nonfinite`: the number of values that are NaN or infinite
+    - `histogram`: a dict: `counts` of the finite values in 32 bins of equal width
+      between the smallest and the largest one, and the 33 `edges` of the bins
 
     They are computed in float32 or wider, and nothing overflows that fits into the
     result. NaN and infinities propagate as in NumPy. `min`, `max` and `max_abs` of
@@ -50,14 +51,15 @@ def stats(tree: Any, which: str | Iterable[str] = DEFAULT) -> dict[str, Any]:
         the statistic: `dense/kernel/rms`.
 
     Example:
-        >>> params = {"dense": {"kernel": jnp.array([[3.0, -4.0]]), "bias": jnp.ones(1)}}
+        >>> dense = {"kernel": jnp.array([[3.0, -4.0]]), "bias": jnp.ones(1)}
+        >>> params = {"dense": dense}
         >>> for key, value in lox.stats(params, ["norm", "max_abs"]).items():
         ...     print(key, value)
         dense/bias/norm 1.0
         dense/bias/max_abs 1.0
         dense/kernel/norm 5.0
         dense/kernel/max_abs 4.0
-    """  # noqa: E501
+    """
     caller = f"`lox.stats` at {user_source()}"
     names = check_names(which, f"{caller}: `which`")
     return {

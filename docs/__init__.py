@@ -1,0 +1,1 @@
+"""The documentation; a package, so that `docs.site` is found here."""

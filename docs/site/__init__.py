@@ -1,0 +1,1 @@
+"""What only the documentation site needs: pictures, directives and checks."""
