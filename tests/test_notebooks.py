@@ -1,5 +1,6 @@
 """A notebook, executed in a Jupyter kernel, and what is in the file afterwards."""
 
+import base64
 import importlib.util
 import json
 import os
@@ -96,6 +97,17 @@ CELLS = {
     "load": 'lox.load("store", key=keys[3])',
     "lanes": 'lox.runs("store").load()',
     "page": 'lox.page("store")',
+    "plot": 'lox.runs("store").plot("w", band="ci")',
+    # pyplot tells IPython how to show figures
+    "pyplot": """
+        import matplotlib.pyplot
+        lox.load("store", key=keys[3]).plot("w")
+    """,
+    "different": """
+        for i in (2, 3):
+            lox.save({"x": np.zeros(i)}, "different", key=i)
+        lox.runs("different")
+    """,
     "progress": """
         lox.progress(lambda x: jax.lax.fori_loop(0, 20, lambda i, x: x + 1, x))(0);
     """,
@@ -173,14 +185,14 @@ def notebook(tmp_path_factory):
 
 def test_console_is_one_output_with_final_values(notebook):
     html = notebook.html("console")
-    assert "4 runs" in html and "20.5 ± 1.1" in html and "10.25 ± 0.56" in html
+    assert "4 runs" in html and "20.5 ± 1.3" in html and "10.25 ± 0.65" in html
     assert '<progress value="1.0000" max="1">' in html and "100%  20/20" in html
     # mean and band of both keys
     assert html.count("<polyline") == html.count("<polygon") == 2
     # for readers without HTML
     (output,) = notebook.outputs["console"]
     text = "".join(output["data"]["text/plain"])
-    assert text.startswith("100%  step 19  w 20.5 ± 1.1  ")
+    assert text.startswith("100%  step 19  w 20.5 ± 1.3  ")
 
 
 def test_console_sends_no_output_per_row(notebook):
@@ -206,7 +218,7 @@ def test_console_appears_in_every_cell_in_which_a_run_begins(notebook):
     assert kinds.count("display_data") == 1
     # both are the same output, with the final values
     assert notebook.html("live") == notebook.html("again")
-    assert "124 ± 1" in notebook.html("live")
+    assert "124 ± 1.4" in notebook.html("live")
 
 
 def test_console_output_of_odd_values(notebook):
@@ -258,6 +270,20 @@ def test_logs_and_runs_are_tables_with_curves(notebook):
     assert "<table" in notebook.html("runs") and "<polyline" in notebook.html("runs")
 
 
+def test_runs_that_cannot_be_drawn_together_say_why(notebook):
+    html = notebook.html("different")
+    assert html.count("finished") == 2 and "<svg" not in html
+    assert "<p>No curves: &#x27;x&#x27; has different shapes" in html
+
+
+@pytest.mark.parametrize("name", ["plot", "pyplot"])
+def test_plot_is_one_image(notebook, name):
+    (output,) = notebook.outputs[name]
+    assert output["output_type"] == "execute_result"
+    assert set(output["data"]) == {"text/plain", "image/png"}
+    assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
+
+
 def test_page_is_inline_in_the_saved_notebook(notebook):
     html = notebook.html("page")
     assert "startNotebook(" in html and "<table" in html
@@ -274,7 +300,7 @@ def test_progress_prints_plain_lines(notebook):
 def test_outputs_have_no_iframe_widget_or_warning(notebook):
     for name, outputs in notebook.outputs.items():
         for output in outputs:
-            if name == "progress":
+            if name in ("progress", "plot", "pyplot"):
                 continue
             assert output["output_type"] in ("display_data", "execute_result"), output
             assert set(output["data"]) == {"text/plain", "text/html"}
@@ -286,5 +312,5 @@ def test_outputs_escape_hostile_names(notebook):
         assert "&lt;/td&gt;&lt;script&gt;alert(1)" in notebook.html(name)
     for outputs in notebook.outputs.values():
         for output in outputs:
-            html = _html(output) if "data" in output else ""
+            html = _html(output) if "text/html" in output.get("data", ()) else ""
             assert "<script>alert" not in html and "<img" not in html

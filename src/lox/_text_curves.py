@@ -16,7 +16,11 @@ def printable(name: str) -> str:
     """Escapes control characters, which would disturb a terminal."""
     if name.isprintable():
         return name
-    return name.encode("unicode_escape", "backslashreplace").decode()
+    return "".join(x if x.isprintable() else _escaped(x) for x in name)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode()
 
 
 def shorten(name: str, max_length: int = _MAX_NAME) -> str:

@@ -1,6 +1,7 @@
 """`lox export` and `lox import`."""
 
 import csv
+import itertools
 import json
 import pathlib
 import struct
@@ -326,3 +327,24 @@ def test_exported_runs_keep_rows_of_a_resumed_run(capsys, tmp_path):
     output(capsys, "export", tmp_path / "s", "--to", "jsonl", "-o", path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["step"], row["loss"]) for row in rows] == [(0, 1), (1, 0.5), (1, 7)]
+
+
+def test_tensorboard_export_has_a_curve_per_lane_and_process(capsys, tmp_path):
+    """Processes of a job may log the same key, and the same lanes."""
+    for process, where in enumerate(("run", "run/process-1")):
+        for step in range(2):
+            value = 10.0 * process + step
+            lox.save(lox.logdict({"y": value}, {"step": {"y": step}}), tmp_path / where)
+            for lane in range(2):
+                steps = {"step": {"x": step}, "lane": {"x": lane}}
+                logs = lox.logdict({"x": value + 100 * lane}, steps)
+                lox.save(logs, tmp_path / where)
+    target = tmp_path / "events"
+    output(capsys, "export", tmp_path / "run", "--to", "tensorboard", "-o", target)
+    output(capsys, "import", target, "-o", tmp_path / "imported")
+    logs = lox.load(tmp_path / "imported" / "run")
+    expected = {f"y/process_{p}": [10 * p, 10 * p + 1] for p in range(2)}
+    for p, lane in itertools.product(range(2), range(2)):
+        first = 10 * p + 100 * lane
+        expected[f"x/process_{p}/lane_{lane}"] = [first, first + 1]
+    assert {name: value.tolist() for name, value in logs.items()} == expected

@@ -1,5 +1,6 @@
 """`lox ls`: runs as a table and as JSON."""
 
+import collections
 import json
 import os
 
@@ -127,9 +128,12 @@ def test_ls_in_narrow_terminal_says_what_is_not_shown(capsys, store, monkeypatch
 def test_names_cannot_control_the_terminal(capsys, tmp_path):
     config = {"\x1b[31mred\n": "\x1b]0;title\x07"}
     save_run(tmp_path, 0, config, keys=("\x1b[2Jloss",))
+    (tmp_path / name(0)).rename(tmp_path / "\x1b[31mred\nrun")
     for command in (["ls"], ["show"], ["plot", "--by", "none"], ["tail"]):
         text = output(capsys, *command, tmp_path)
         assert "\x1b" not in text and "\x07" not in text
+    message = error(capsys, "rm", tmp_path, "*")
+    assert r"\x1b[31mred run" in message and "\x1b" not in message
 
 
 # --- finding runs ------------------------------------------------------------
@@ -184,8 +188,12 @@ def test_directory_without_runs_says_which_directories_have_some(capsys, store):
 def test_path_that_is_not_a_store_is_reported(capsys, store, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    assert "there is no run at" in error(capsys, "ls", tmp_path / "nowhere")
-    assert "there is no run at" in error(capsys, "ls", tmp_path / "file")
+    message = error(capsys, "ls", tmp_path / "nowhere")
+    assert f"there is no store and no run at {tmp_path / 'nowhere'}.\n" in message
+    message = error(capsys, "ls", tmp_path / "file")
+    assert f"{tmp_path / 'file'} is a file, and not a store or a run.\n" in message
+    message = error(capsys, "ls", store / "x")
+    assert f"no run at {store / 'x'}; in {store}, there are {name(0)}, " in message
     message = error(capsys, "ls", tmp_path / "empty")
     assert message == f"lox: error: there are no runs in {tmp_path / 'empty'}.\n"
 
@@ -290,3 +298,53 @@ def test_runs_at_a_url_are_listed_shown_and_printed(tmp_path, capsys):
         assert "0.5" in capsys.readouterr().out, arguments
     assert lox.cli.main(["rm", "memory://listed/first", "--yes"]) == 1
     assert "not in a directory of this machine" in capsys.readouterr().err
+
+
+def test_sorting_no_runs_is_not_an_error(capsys, store):
+    text = output(capsys, "ls", store, "--status", "failed", "--sort", "loss")
+    assert text == "no runs with status failed\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes only there")
+def test_names_of_directories_that_are_not_text(capsysbinary, tmp_path):
+    """In a pipe, a path is printed as it is, and nothing fails."""
+    save_run(tmp_path, 0)
+    path = os.fsencode(tmp_path / name(0)).replace(b"00000000", b"\xff\x1b[31m")
+    os.rename(tmp_path / name(0), path)
+    for arguments in (["ls", "*"], ["ls", "*", "--json"], ["show", "*"], ["tail", "*"]):
+        assert lox.cli.main([arguments[0], str(tmp_path), *arguments[1:]]) == 0
+        shown = capsysbinary.readouterr().out
+        assert b"loss" in shown and b"\x1b" not in shown
+        assert shown.decode()  # valid UTF-8
+    read, write = os.pipe()
+    done = programs.run(PROGRAM, "rm", tmp_path, "*", "--yes", stdout=write, fresh=True)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == path + b"\n"
+    assert done.returncode == 0 and not os.path.exists(path)
+
+
+def test_ls_makes_few_system_calls_per_run(capsys, tmp_path, monkeypatch):
+    """A store may have thousands of runs."""
+    counts = collections.Counter()
+
+    def counting(name, call):
+        def counted(*arguments, **options):
+            counts[name] += 1
+            return call(*arguments, **options)
+
+        return counted
+
+    for function in ("open", "listdir", "lstat"):
+        monkeypatch.setattr(os, function, counting(function, getattr(os, function)))
+    found = []
+    for seed in range(2):
+        save_run(tmp_path, seed)
+        counts.clear()
+        output(capsys, "ls", tmp_path)
+        found.append(dict(counts))
+    one, two = found
+    # the descriptions of run, writer and segment, and the last row
+    assert two["open"] - one["open"] == 4
+    assert two["listdir"] - one["listdir"] == 1
+    assert two["lstat"] - one["lstat"] == 1  # is the directory of the writer a link?

@@ -1,6 +1,5 @@
 """The `lox` command: help, errors and exit codes."""
 
-import io
 import json
 import os
 import pathlib
@@ -10,6 +9,7 @@ import tomllib
 import types
 import warnings
 
+import numpy as np
 import pytest
 
 import lox
@@ -106,22 +106,100 @@ def test_warnings_are_lines_on_stderr_once_each(capsys, monkeypatch):
     assert capsys.readouterr().err == "".join(lines)
 
 
-def test_broken_pipe_is_silent(capsys, monkeypatch):
-    class Closed(io.StringIO):
-        def flush(self):
-            raise BrokenPipeError
+# with buffers, as a process that was started in a shell
+_COMMAND = """
+    import sys, lox.cli
+    sys.stdout = open(1, "w", buffering={buffering})
+    sys.exit(lox.cli.main(sys.argv[1:]))
+"""
 
-        def fileno(self):
-            return descriptor
 
-    descriptor = os.open(os.devnull, os.O_WRONLY)
-    command("other", lambda arguments: print("x") or 0, monkeypatch)
-    monkeypatch.setattr(sys, "stdout", Closed())
+def run_without_reader(*arguments, errors=False, buffering=-1):
+    """Runs a command whose output nobody reads; perhaps nor its errors."""
+    read, write = os.pipe()
+    os.close(read)
+    stderr = write if errors else programs.PIPE
+    program = _COMMAND.format(buffering=buffering)
     try:
-        assert lox.cli.main(["other"]) == 1
+        return programs.run(program, *arguments, stdout=write, stderr=stderr)
     finally:
-        os.close(descriptor)
-    assert not capsys.readouterr().err
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "{store}"),
+        ("ls", "{store}", "--json"),
+        ("show", "{store}", "*1"),
+        ("diff", "{store}", "*"),
+        ("plot", "{store}"),
+        ("tail", "{store}"),
+        ("export", "{store}", "--to", "csv", "-o", "{store}.csv"),
+        ("report", "{store}", "-o", "{store}.html"),
+        ("completion", "fish"),
+        ("--help",),
+        ("ls", "--help"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+def test_command_whose_reader_has_ended_is_silent(tmp_path, arguments):
+    """As `lox ls | head`; a shell reports 141 for programs that SIGPIPE has ended."""
+    store = tmp_path / "store"
+    for seed in range(2):
+        logs = lox.logdict({"x": np.arange(3.0) + seed}, stacked=True)
+        lox.save(logs, store, key=seed)
+    done = run_without_reader(*(x.format(store=store) for x in arguments))
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_line_that_cannot_be_written_ends_a_command(tmp_path):
+    """And not only the flush at its end."""
+    lox.save({"x": 1.5}, tmp_path / "store", key=1)
+    done = run_without_reader("show", tmp_path / "store", "*", buffering=1)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_errors_that_nobody_reads_keep_their_exit_codes(tmp_path):
+    for arguments, code in ((["ls", tmp_path / "no"], 1), (["nothing"], 2)):
+        done = run_without_reader(*arguments, errors=True)
+        assert done.returncode == code
+
+
+def test_broken_pipe_of_a_connection_is_an_error(capfd, monkeypatch):
+    def fail(arguments):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    command("other", fail, monkeypatch)
+    with open(os.devnull, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert lox.cli.main(["other"]) == 1
+    assert capfd.readouterr().err == "lox: error: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+def test_full_disk_is_one_error(tmp_path):
+    lox.save({"x": 1.5}, tmp_path / "store", key=1)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for buffering in (-1, 1):
+        program = _COMMAND.format(buffering=buffering)
+        done = programs.run(program, "show", tmp_path / "store", "*", stdout=full)
+        assert done.returncode == 1
+        assert done.stderr.splitlines() == [
+            "lox: error: [Errno 28] No space left on device"
+        ]
+    os.close(full)
+
+
+def test_errors_escape_control_characters(capsys, monkeypatch):
+    def fail(arguments):
+        raise lox.StoreError("there is no run \x1b[31mred\x07 in été.")
+
+    command("other", fail, monkeypatch)
+    assert lox.cli.main(["other"]) == 1
+    message = "lox: error: there is no run \\x1b[31mred\\x07 in été.\n"
+    assert capsys.readouterr().err == message
 
 
 def test_module_is_the_command_and_does_not_import_jax(tmp_path):

@@ -1,11 +1,13 @@
 """`lox report` and `lox serve`."""
 
 import argparse
+import socket
 import webbrowser
 
 import pytest
 
 import lox
+import lox.cli
 from lox.cli import report, serve
 from tests.page.stores import write_seeds
 
@@ -31,9 +33,13 @@ def test_report_writes_a_file_and_prints_its_path(tmp_path, capsys, opened):
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text().startswith("<!doctype html>")
     assert opened == [path.as_uri()]
-    with pytest.raises(lox.LoxValueError, match="exists"):
+    with pytest.raises(lox.LoxValueError, match="exists; `--force` replaces it"):
         call(report, store, "-o", str(path))
-    assert call(report, store, "-o", str(path), "--overwrite", "-x", "accuracy") == 0
+    for option in ("--force", "--overwrite"):
+        assert call(report, store, "-o", str(path), option, "-x", "accuracy") == 0
+    nowhere = str(tmp_path / "no" / "x.html")
+    with pytest.raises(lox.LoxValueError, match="there is no directory"):
+        call(report, store, "-o", nowhere)
 
 
 def test_serve_prints_its_url_and_ends_with_an_interrupt(tmp_path, capsys, monkeypatch):
@@ -43,6 +49,21 @@ def test_serve_prints_its_url_and_ends_with_an_interrupt(tmp_path, capsys, monke
     monkeypatch.setattr(webbrowser, "open", interrupt)
     assert call(serve, str(tmp_path), "--port", "0", "--open") == 0
     assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "x"])
+def test_port_that_cannot_be_one_is_refused(capsys, port):
+    assert lox.cli.main(["serve", "store", "--port", port]) == 2
+    assert "is not a number from 0 to 65535" in capsys.readouterr().err
+
+
+def test_port_in_use_is_an_error(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert lox.cli.main(["serve", str(tmp_path), "--port", port]) == 1
+    captured = capsys.readouterr()
+    assert f"cannot listen at 127.0.0.1, port {port}" in captured.err
+    assert captured.err.count("\n") == 1 and not captured.out
 
 
 def test_missing_store_is_an_error(tmp_path):

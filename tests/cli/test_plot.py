@@ -7,6 +7,8 @@ import pytest
 
 import lox.cli
 from lox._logs.key import Key, KeyInfo
+from lox._logs.lane_statistics import STATISTICS
+from lox._logs.thinning import Thinning
 from lox.cli._canvas import Canvas
 from lox.cli._smooth import smoothed
 
@@ -197,3 +199,121 @@ def test_canvas_of_constant_curve_and_of_one_point():
     canvas = Canvas(3, 1, (1, 1), (5, 5))
     canvas.line(np.array([1]), np.array([5.0]), 1)
     assert canvas.lines([""])[0].strip()
+
+
+def long_runs(tmp_path, rows=20_000):
+    """Three runs, of which one has a spike in a single row."""
+    for seed in range(3):
+        values = np.random.default_rng(seed).normal(size=rows)
+        values[rows // 3] = 100.0 if seed else 90.0
+        logs = lox.logdict(
+            {"x": values}, {"step": {"x": np.arange(rows)}}, stacked=True
+        )
+        lox.save(logs, tmp_path, key=seed)
+    return tmp_path
+
+
+def test_plot_of_long_runs_resamples_only_what_is_drawn(capsys, tmp_path, monkeypatch):
+    store = long_runs(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    suffixes, compute = STATISTICS["ci"]
+    counts = []
+
+    def counted(sample):
+        counts.append(len(sample.count))
+        return compute(sample)
+
+    monkeypatch.setitem(STATISTICS, "ci", (suffixes, counted))
+    text = output(capsys, "plot", store, "--height", "8")
+    assert len(counts) == 1 and counts[0] <= 120 * 6
+    # the spike, which is one row, is at the top, and in its column
+    lines = text.splitlines()
+    assert lines[1].split("┤")[0].strip() == "100"
+    margin, _, curve = lines[1].partition("┤")
+    assert len(curve.split()) == 1
+    assert abs(len(curve) - (60 - len(margin)) / 3) <= 2
+    output(capsys, "plot", store, "-o", tmp_path / "x.svg")
+    assert len(counts) == 2 and counts[1] <= 1000 * 6
+    (panel,) = panels(capsys, store)  # JSON has every row
+    assert counts[2] == len(panel["groups"][0]["high"]) == 20_000
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_thinned_curve_has_all_extremes_and_gaps(logarithmic):
+    x = np.random.default_rng(0).permutation(5000).astype(np.float64)
+    y = np.random.default_rng(1).normal(size=5000)
+    y[2000:2100] = np.nan
+    kept = Thinning(50, logarithmic).kept(x, (y,), (y,))
+    assert len(kept) <= 50 * 3 + 2 and (np.diff(kept) > 0).all()
+    drawable = x > 0 if logarithmic else x >= 0
+    place = np.log(np.where(drawable, x, 1)) if logarithmic else x
+    left, right = place[drawable].min(), place[drawable].max()
+    interval = np.floor((place - left) / (right - left) * 50).clip(0, 49)
+    for i in np.unique(interval[drawable]):
+        (rows,) = np.nonzero((interval == i) & drawable)
+        chosen = kept[np.isin(kept, rows)]
+        if np.isfinite(y[rows]).any():
+            assert np.nanmin(y[chosen]) == np.nanmin(y[rows])
+            assert np.nanmax(y[chosen]) == np.nanmax(y[rows])
+        assert np.isnan(y[chosen]).any() == np.isnan(y[rows]).any()
+    assert {x[drawable].min(), x[drawable].max()} <= {*x[kept]}
+
+
+@pytest.mark.parametrize(
+    ("x", "count"),
+    [
+        (np.arange(10.0), 10),  # few points
+        (np.full(1000, 3.0), 2),  # one place
+        (np.array([-1e308, *np.linspace(-1, 1, 1000), 1e308]), 4),
+        (np.full(1000, np.nan), 0),
+    ],
+)
+def test_thinning_of_few_or_strange_points(x, count):
+    y = np.linspace(0, 1, len(x))
+    assert len(Thinning(10).kept(x, (y,), (y,))) == count
+
+
+def test_band_of_a_terminal_has_the_extremes_of_each_column():
+    canvas = Canvas(20, 10, (0.0, 999.0), (0.0, 1.0))
+    low, high = np.full(1000, 0.5), np.full(1000, 0.5)
+    high[301] = 1.0
+    low[700] = 0.0
+    canvas.band(np.arange(1000.0), low, high, 1)
+    rows = canvas.lines([""])
+    assert rows[0].strip() and rows[-1].strip()
+
+
+def test_plot_leaves_out_complex_numbers(capsys, tmp_path):
+    logs = lox.logdict({"c": np.ones(3) * 1j, "x": np.ones(3)}, stacked=True)
+    lox.save(logs, tmp_path / "run")
+    assert [panel["key"] for panel in panels(capsys, tmp_path / "run")] == ["x"]
+    message = error(capsys, "plot", tmp_path / "run", "-k", "c")
+    assert "'c' has the dtype complex128, which cannot be drawn" in message
+
+
+def test_file_in_a_missing_directory_is_refused(capsys, store, tmp_path):
+    path = tmp_path / "no" / "x.svg"
+    message = error(capsys, "plot", store, "-o", path)
+    assert f"{path} cannot be written: there is no directory {path.parent}." in message
+    message = error(capsys, "export", store, "--to", "csv", "-o", path)
+    assert f"there is no directory {path.parent}." in message
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("count", [1, 256, 1000])
+def test_smoothing_agrees_with_the_sum_of_weighted_rows(weight, count):
+    """Over several blocks of rows, with gaps that differ between lanes."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(count, 3)) * 1e300
+    values[generator.random((count, 3)) < 0.1] = np.nan
+    values[:, 1] = 1.5
+    info = KeyInfo(True, 1, (0,), ())
+    found = smoothed(Key(values, {}, None, info), weight).value
+    for lane in range(3):
+        total = norm = 0.0
+        for x, average in zip(values[:, lane], found[:, lane], strict=True):
+            if np.isnan(x):
+                assert np.isnan(average)
+                continue
+            total, norm = weight * total + (1 - weight) * x, weight * norm + 1 - weight
+            np.testing.assert_allclose(average, total / norm, rtol=1e-9)

@@ -76,10 +76,10 @@ def test_running_runs_are_removed_and_moved_only_with_force(capsys, tmp_path):
     logger, state = save_run(tmp_path / "s", 0, finish=False)
     save_run(tmp_path / "s", 1)
     message = error(capsys, "rm", tmp_path / "s", "*", "--yes")
-    assert f"1 of these runs are running ({name(0)}); `--force`" in message
+    assert f"{name(0)} is running; `--force` to remove it anyway" in message
     assert len(names(tmp_path / "s")) == 2
     message = error(capsys, "mv", tmp_path / "s", "*0", tmp_path / "t", "--yes")
-    assert "are running" in message
+    assert f"{name(0)} is running; `--force` to move it anyway" in message
     logger.finish(state)
     output(capsys, "rm", tmp_path / "s", "*", "--yes")
     assert not names(tmp_path / "s")
@@ -176,12 +176,13 @@ def test_completion_of_fish(capsys, tmp_path):
     script = tmp_path / "lox.fish"
     script.write_text(output(capsys, "completion", "fish"))
     program = f"source {script}; complete -C 'lox ex'; complete -C 'lox plot --band s'"
+    program += "; complete -C 'lox --v'"
     env = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(
         ["fish", "-c", program], capture_output=True, text=True, env=env
     )
     found = [line.split("\t")[0] for line in done.stdout.splitlines()]
-    assert found == ["export", "sem", "std"]
+    assert found == ["export", "sem", "std", "--version"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -201,6 +202,7 @@ def test_completion_of_zsh(capsys, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0] == "registered _lox lox" and "export:export runs to a file" in lines
     assert any(x.startswith("--band[") and ":(ci std" in x for x in lines)
+    assert "--version" in lines
 
 
 def test_completion_needs_a_shell(capsys):

@@ -72,8 +72,8 @@ def test_show_of_lanes_and_of_missing_rows(capsys, tmp_path):
 
 
 def test_show_of_unknown_key_says_what_exists(capsys, store):
-    assert lox.cli.main(["show", str(store / name(0)), "-k", "x"]) == 0
-    assert "its keys are 'loss', 'acc'" in capsys.readouterr().err
+    message = error(capsys, "show", store / name(0), "-k", "x")
+    assert "no key matches 'x'; there are 'loss', 'acc'." in message
 
 
 def test_show_needs_one_run(capsys, store):

@@ -116,12 +116,11 @@ def test_tail_of_a_closed_pipe_ends_silently(tmp_path):
     arguments = "tail", "-f", tmp_path, "--interval", "0.01"
     with programs.start(PROGRAM, *arguments, fresh=True) as process:
         assert process.stdout.readline()
-        process.stdout.close()
-        logger.log(state, {"loss": 0.5}, step=1)
+        process.stdout.close()  # and there is no further row
         process.wait()
         assert process.stderr.read() == ""
     logger.finish(state)
-    assert process.returncode == 1
+    assert process.returncode == 141
 
 
 def test_prng_keys_are_shown_as_their_data(capsys, tmp_path):
@@ -140,3 +139,21 @@ def test_invalid_options_of_tail(capsys, option):
 
 def test_tail_of_unknown_run_says_what_exists(capsys, store):
     assert f"there are {name(0)}, {name(1)}." in error(capsys, "tail", store, "x")
+
+
+def test_tail_of_unknown_key_says_what_exists(capsys, store, tmp_path):
+    message = error(capsys, "tail", store, "-k", "los")
+    assert "no key matches 'los'; there are 'loss', 'acc'." in message
+    # a run may log it later
+    logger, state = save_run(tmp_path, 0, rows=1, finish=False)
+    arguments = "tail", "-f", tmp_path, "-k", "new", "--interval", "0.01"
+    with programs.start(PROGRAM, *arguments, fresh=True) as process:
+        said = process.stderr.readline()
+        logger.log(state, {"new": 2.0}, step=5)
+        line = process.stdout.readline()
+        logger.finish(state)
+        process.communicate()
+    assert said == (
+        "lox: waiting for such a key: no key matches 'new'; there are 'loss'.\n"
+    )
+    assert line == f"{name(0)}  step 5  new=2\n" and process.returncode == 0

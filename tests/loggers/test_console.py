@@ -2,6 +2,7 @@
 
 import collections
 import io
+import math
 import os
 import pty
 import re
@@ -135,7 +136,8 @@ def test_line_summarizes_64_vmapped_seeds():
     assert result[63] == 83
     (line,) = file.getvalue().splitlines()
     last = np.arange(64) + 19
-    expected = rf"100%  step 19  w {last.mean()} ± {last.std():.2g}  half 25.25 ± 9.2  "
+    spread = f"{last.std(ddof=1):.2g}"
+    expected = rf"100%  step 19  w {last.mean()} ± {spread}  half 25.25 ± 9.3  "
     assert re.fullmatch(expected + r"\(64 runs, \S+ rows/s\)", line), line
 
 
@@ -262,8 +264,30 @@ def test_runs_that_end_together_are_shown_together():
     logger.finish(states[1])
     logger.finish(states[2])
     first, second = file.getvalue().splitlines()
-    assert first.startswith("x 1 ± 0.82  (3 runs")
-    assert second.startswith("x 3.5 ± 1.5  (2 runs")
+    assert first.startswith("x 1 ± 1  (3 runs")
+    assert second.startswith("x 3.5 ± 2.1  (2 runs")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0, 3.0], "x 2 ± 1.4  (2 runs"),
+        ([1.0, 3.0, math.nan], "x 2 ± 1.4 (1 not finite)  (3 runs"),
+        ([1.0, math.inf], "x 1 (1 not finite)  (2 runs"),  # there is no spread of one
+        ([2, 2, 2], "x 2 ± 0  (3 runs"),
+        ([1 + 1j, 3 + 1j], "x 2+1j ± 1.4  (2 runs"),
+    ],
+)
+def test_line_has_the_standard_deviation_of_a_sample(values, text):
+    file = io.StringIO()
+    logger = lox.loggers.ConsoleLogger(file=file, every=NEVER)
+    states = [logger.init(seed) for seed in range(len(values))]
+    for value, state in zip(values, states, strict=True):
+        logger.log(state, {"x": value})
+    for state in states:
+        logger.finish(state)
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith(text), line
 
 
 def test_run_without_rows_shows_nothing_at_exit():
@@ -428,6 +452,9 @@ def test_sparkline_fits_width(values, width, expected):
 def test_rates_and_times_are_formatted():
     rates = [None, 0.012, 3.14159, 250, 3141.59, 2.5e6]
     assert list(map(format_rate, rates)) == ["", "0.012", "3.1", "250", "3.14k", "2.5M"]
+    assert list(map(format_rate, [99.4, 99.6, 999.4, 999.9, 999_900])) == [
+        *("99", "100", "999", "1k", "1M"),
+    ]
     assert list(map(format_time, [0.1, 75, 3700])) == ["0:01", "1:15", "1:01:40"]
 
 
@@ -441,8 +468,8 @@ def test_table_is_left_on_the_screen(terminal):
     title, head, w, half, bar = terminal.screen()
     assert title == "64 runs"
     assert head.split() == ["key", "last", "recent", "step", "rows/s"]
-    assert re.fullmatch(r"w +50.5 ± 18 +▁[▁-█]*█ +19 +\S+", w)
-    assert re.fullmatch(r"half +25.25 ± 9.2 +▁[▁-█]*█ +19 +\S+", half)
+    assert re.fullmatch(r"w +50.5 ± 19 +▁[▁-█]*█ +19 +\S+", w)
+    assert re.fullmatch(r"half +25.25 ± 9.3 +▁[▁-█]*█ +19 +\S+", half)
     assert "50%  20/40" in bar
 
 

@@ -4,7 +4,9 @@ import collections
 import functools
 import importlib
 import inspect
+import io
 import itertools
+import pickle
 import warnings
 
 import jax
@@ -17,8 +19,9 @@ import scipy.stats
 import lox
 from lox._logs import lane_statistics
 from lox._logs.lane_points import align_lanes
-from lox._logs.logdict import make_logdict
+from lox._logs.logdict import from_keys, make_logdict
 from lox._logs.metadata import Metadata
+from lox._logs.plotting import plot_groups
 
 ALL = ("mean", "median", "iqm", "std", "sem", "min", "max", "ci", "iqr", "count")
 
@@ -385,6 +388,12 @@ def test_plot_says_what_is_missing_or_not_finite():
     assert np.isfinite(solid.get_ydata()).sum() == 2  # where all lanes are
 
 
+def test_figure_can_be_copied_and_shown_as_an_image():
+    figure = lanes_of([[1.0, 2.0], [3.0, 4.0]]).plot(band="std")
+    for same in (figure, pickle.loads(pickle.dumps(figure))):
+        assert same._repr_png_().startswith(b"\x89PNG")
+
+
 def test_plot_of_one_lane_has_no_band(tmp_path):
     logs = lox.logdict({"x": np.arange(1.0, 4)}, stacked=True)
     figure = logs.plot(band="ci", logy=True, logx=True)
@@ -417,3 +426,80 @@ def test_html_shows_mean_and_band_of_lanes():
     once = jax.vmap(lox.spool(lambda x: lox.log({"x": x}) and None))(jnp.arange(3.0))[1]
     assert "1 ± 1 (n = 3)" in once._repr_html_()
     assert "..." in lox.logdict({"text": np.ones((9, 9))})._repr_html_()
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "a$b$c", "_x", "\ud800\x1b\n"])
+@pytest.mark.parametrize("band", [None, "std"])
+def test_plot_shows_any_name_as_it_is(name, band):
+    values = np.arange(6.0).reshape(2, 3)
+    logs = from_keys([(name, lanes_of(values)._key("x"))])
+    figure = plot_groups({name: logs, "other": logs}, (), band=band)
+    figure.savefig(io.BytesIO(), format="svg")
+    (axes,) = figure.axes
+    shown = axes.get_ylabel().strip().replace("\\$", "$")
+    assert shown == name.replace("\ud800\x1b\n", r"\ud800\x1b\n")
+    assert len(axes.get_legend().get_texts()) == 2
+
+
+# --- jobs of several processes -------------------------------------------------
+
+
+def job_with_equal_lanes(path):
+    """Two processes, each with lanes 0 and 1 of its own, and rows without a lane."""
+    for process, where in enumerate((path, path / "process-1")):
+        for step in range(2):
+            for lane in (0, 1, -1):
+                value = 100.0 * process + 10 * lane + step
+                logs = lox.logdict(
+                    {"x": value}, {"step": {"x": step}, "lane": {"x": lane}}
+                )
+                lox.save(logs, where)
+    return lox.load(path)
+
+
+def test_equal_lanes_of_different_processes_are_lanes_of_their_own(tmp_path):
+    logs = job_with_equal_lanes(tmp_path / "run")
+    found = logs.over_lanes("mean", "count", "max")
+    assert found["x/count"].tolist() == [6, 6]
+    assert found["x/mean"].tolist() == [50.0, 51.0]
+    assert found["x/max"].tolist() == [110.0, 111.0]
+    assert found.step["x/mean"].tolist() == [0, 1]
+    assert "(n = 6)" in logs._repr_html_()
+    (axes,) = logs.plot("x", band="std").axes
+    assert "n = 6" in axes.get_legend().get_texts()[0].get_text()
+    lanes = logs.lanes()
+    assert [lane["x"].tolist() for lane in lanes] == [
+        [0, 1],
+        [100, 101],
+        [10, 11],
+        [110, 111],
+        [-10, -9],
+        [90, 91],
+    ]
+    (axes,) = logs.plot("x").axes
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names[:2] == ["lane 0 of process 0", "lane 0 of process 1"]
+    assert names[-1] == "no lane of process 1"
+
+
+def test_runs_of_several_processes_are_joined_with_runs_of_one(tmp_path):
+    job_with_equal_lanes(tmp_path / "store" / "a")
+    logs = lox.logdict(
+        {"x": np.array([4.0, 5.0])},
+        {"step": {"x": np.arange(2)}, "lane": {"x": np.zeros(2, int)}},
+        stacked=True,
+    )
+    lox.save(logs, tmp_path / "store" / "b")
+    found = lox.runs(tmp_path / "store").load().over_lanes("count", "mean")
+    assert found["x/count"].tolist() == [7, 7]
+    np.testing.assert_allclose(found["x/mean"], [304 / 7, 311 / 7])
+
+
+def test_lane_that_moves_to_another_process_counts_once_per_point(tmp_path):
+    """A device of a `shard_map` may belong to another process after a resume."""
+    for step, where in enumerate(("run", "run/process-1")):
+        logs = lox.logdict({"x": 1.0 + step}, {"step": {"x": step}, "lane": {"x": 3}})
+        lox.save(logs, tmp_path / where)
+    found = lox.load(tmp_path / "run").over_lanes("count", "mean")
+    assert found["x/count"].tolist() == [1, 1]
+    assert found["x/mean"].tolist() == [1.0, 2.0]

@@ -287,13 +287,16 @@ def test_html_of_runs_shows_mean_and_band_of_each_key(sweep):
     many = sweep
     for _ in range(4):
         many = many + many
-    assert "50 of 96 runs" in many._repr_html_() and "<svg" not in many._repr_html_()
+    page = many._repr_html_()
+    assert "50 of 96 runs" in page and "<svg" not in page
+    assert "Curves are drawn for up to 64 runs and 200,000 rows." in page
 
 
 def test_html_of_runs_that_do_not_fit_together_has_no_curves(tmp_path):
     lox.save({"x": np.zeros(2)}, tmp_path, key=0)
     lox.save({"x": np.zeros(3)}, tmp_path, key=1)
-    assert "<svg" not in lox.runs(tmp_path)._repr_html_()
+    page = lox.runs(tmp_path)._repr_html_()
+    assert "<svg" not in page and "<p>No curves: &#x27;x&#x27; has different" in page
 
 
 # --- plots ------------------------------------------------------------------

@@ -3,8 +3,10 @@
 import collections
 import contextlib
 import itertools
+import json
 import os
 import pathlib
+import shutil
 import sys
 import threading
 import types
@@ -15,6 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import lox
+import lox.cli
 import lox.loggers
 from lox._store import remote_files
 from lox._store.creating import create_run
@@ -116,6 +119,40 @@ def test_large_records_at_url_are_memory_mapped(tmp_path, protocol, monkeypatch)
     found = lox.load(url)
     assert plain(found) == plain(lox.load(tmp_path))
     assert not found["large"].flags.owndata and not found["large"].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("url", "of_run"),
+    [
+        ("zip://::{file}", "zip://{name}::{file}"),
+        ("zip::file://{file}", "zip://{name}::file://{file}"),
+        ("zip://a/b::{inner}", "zip://a/b/{name}::{inner}"),
+        ("zip://a/b/::file://{inner}", "zip://a/b/{name}::file://{inner}"),
+        ("simplecache::zip://a/b::{inner}", "simplecache::zip://a/b/{name}::{inner}"),
+        ("simplecache::file://{store}", "simplecache::file://{store}/{name}"),
+        ("file://{store}/", "file://{store}/{name}"),
+    ],
+)
+def test_path_of_run_in_a_chain_of_urls_can_be_loaded(tmp_path, url, of_run, capsys):
+    """An archive has the path; a cache has the paths of what it caches."""
+    store = tmp_path / "a" / "b"
+    for seed in range(2):
+        lox.save({"x": np.float64(seed)}, store, key=seed)
+    places = {
+        "store": store,
+        "file": shutil.make_archive(str(tmp_path / "runs"), "zip", store),
+        "inner": shutil.make_archive(str(tmp_path / "inner"), "zip", tmp_path, "a"),
+    }
+    url, name = url.format(**places), f"{0:08x}-{1:08x}"
+    run = lox.runs(url)[1]
+    assert run.path == of_run.format(name=name, **places)
+    assert lox.load(run.path) == lox.load(url, key=1) == {"x": 1.0}
+    missing = run._location / "missing.json"
+    assert str(missing.with_suffix(".npy")) == str(run._location / "missing.npy")
+    # also in the command
+    assert lox.cli.main(["ls", url, name, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert found["path"] == run.path and found["last"] == {"x": 1.0}
 
 
 def test_paths_do_not_import_fsspec(tmp_path):

@@ -166,15 +166,20 @@ def _aligned(columns: _Columns, names: list[str], step: str | None) -> LanePoint
 
 
 def _series(columns: _Columns, lanes: Any, times: Any) -> tuple[Any, int]:
-    """The number of the series of each row: a lane axis, and a lane that rows name."""
+    """The number of the series of each row: a lane axis, and a lane that rows name.
+
+    Processes of a job may use the same numbers for different lanes.
+    """
     width = columns.present.shape[1]
     if LANE not in columns.steps:
         return lanes, width
-    named = columns.steps[LANE][times, lanes]
-    pairs, series = np.unique(
-        np.stack([lanes, named.astype(np.int64)]), axis=1, return_inverse=True
-    )
-    return series.reshape(-1), pairs.shape[1]
+    named = [
+        columns.steps[name][times, lanes].astype(np.int64)
+        for name in (LANE, PROCESS)
+        if name in columns.steps
+    ]
+    found, series = np.unique(np.stack([lanes, *named]), axis=1, return_inverse=True)
+    return series.reshape(-1), found.shape[1]
 
 
 def _nth(series: Any) -> Any:

@@ -1,6 +1,7 @@
 """The step `lane`, which says from which lane of a `vmap` a row on the host comes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,30 +27,46 @@ def inner_lane(key: Key, count: int, number: int) -> Key:
     return key._replace(steps={**key.steps, LANE: outer * count + number})
 
 
-def lane_numbers(keys: Mapping[str, Key]) -> list[int]:
-    """All lanes that the rows of these keys name; `NO_LANE` is the last one."""
-    steps = [key.steps[LANE] for key in keys.values() if LANE in key.steps]
-    found = [np.unique(step) for step in steps if not is_tracer(step)]
-    if not found:
-        return []
-    numbers: list[int] = np.unique(np.concatenate(found)).tolist()
-    return sorted(numbers, key=lambda number: (number == NO_LANE, number))
+class Lane(NamedTuple):
+    """A lane that rows name: each process of a job may number its own from 0."""
+
+    number: int
+    process: int
+
+    def is_of(self, steps: Mapping[str, Any]) -> Any:
+        """Which rows are of this lane, given their steps."""
+        found = np.asarray(steps[LANE]) == self.number
+        if PROCESS in steps:
+            return found & (np.asarray(steps[PROCESS]) == self.process)
+        return found & (self.process == 0)
 
 
-def rows_of_lane(key: Key, number: int) -> Key | None:
+def named_lanes(keys: Iterable[Key]) -> list[Lane]:
+    """All lanes that the rows of these keys name; those with `NO_LANE` come last."""
+    found: set[Lane] = set()
+    for key in keys:
+        lane, process = key.steps.get(LANE), key.steps.get(PROCESS, 0)
+        if lane is not None and not (is_tracer(lane) or is_tracer(process)):
+            pairs = np.broadcast_arrays(np.asarray(lane), np.asarray(process))
+            columns = np.stack([x.reshape(-1) for x in pairs])
+            found |= {Lane(*pair) for pair in np.unique(columns, axis=1).T.tolist()}
+    return sorted(found, key=lambda lane: (lane.number == NO_LANE, lane))
+
+
+def rows_of_lane(key: Key, lane: Lane) -> Key | None:
     """The rows of one lane, without the step; None if there are none.
 
     A key whose rows name no lane belongs to every lane.
     """
     if LANE not in key.steps:
         return key
-    lane = np.asarray(key.steps[LANE])
+    found = lane.is_of(key.steps)
     key = key._replace(steps={k: x for k, x in key.steps.items() if k != LANE})
     if not key.info.stacked:
-        return key if (lane == number).all() else None
+        return key if found.all() else None
     # rows that have lane axes as well are the same lane in all of these
-    by_row = np.moveaxis(lane, key.info.time_axis(lane, 0), 0)
-    (rows,) = np.nonzero(by_row.reshape(len(by_row), -1)[:, 0] == number)
+    by_row = np.moveaxis(found, key.info.time_axis(found, 0), 0)
+    (rows,) = np.nonzero(by_row.reshape(len(by_row), -1)[:, 0])
     if len(rows) == len(by_row):
         return key
     return key.taken(rows) if len(rows) else None

@@ -25,7 +25,7 @@ from . import exports, html_table, over_lanes, plotting
 from .formatting import format_value, mark_masked
 from .grouping import group_by_steps
 from .key import Key, KeyInfo, describe_axes
-from .lane_step import lane_numbers, rows_of_lane
+from .lane_step import named_lanes, rows_of_lane
 from .metadata import Metadata, MetadataDict
 from .slicing import Slicer
 from .sorting import sort_key
@@ -331,7 +331,8 @@ class logdict(MetadataDict):
         """Splits the logs into one logdict per lane of the outermost `vmap`.
 
         Rows that a callback or a logger received have no lane axis, but a step `lane`,
-        and are split by it.
+        and are split by it. In a job of several processes, equal numbers of different
+        processes are different lanes.
         """
         keys = self._keys()
         counts = {key.lane_count() for key in keys.values()}
@@ -349,12 +350,12 @@ class logdict(MetadataDict):
         ]
 
     def _split_by_lane(self, keys: dict[str, Key]) -> list["logdict"]:
-        numbers = lane_numbers(keys)
-        if not numbers:
+        lanes = named_lanes(keys.values())
+        if not lanes:
             return [self]
         of_lane = [
-            {name: rows_of_lane(key, number) for name, key in keys.items()}
-            for number in numbers
+            {name: rows_of_lane(key, lane) for name, key in keys.items()}
+            for lane in lanes
         ]
         return [
             self._with((name, key) for name, key in one.items() if key is not None)

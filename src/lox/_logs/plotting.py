@@ -1,5 +1,7 @@
 """Plots scalar keys over a step: a line per lane, or their mean with a band."""
 
+import functools
+import io
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -8,13 +10,15 @@ import numpy as np
 
 from lox._errors import LoxValueError
 from lox._patterns import matches
+from lox._text_curves import printable
 
 from .columns import Column, columns_of
 from .exports import require
 from .lane_points import align_lanes
 from .lane_statistics import STATISTICS, Sample
-from .lane_step import LANE, NO_LANE, lane_numbers
+from .lane_step import LANE, NO_LANE, named_lanes
 from .over_lanes import nonfinite_lanes, samples_of
+from .thinning import Thinning
 
 if TYPE_CHECKING:
     from .logdict import logdict
@@ -24,6 +28,8 @@ BANDS: tuple[Band, ...] = get_args(Band)
 
 # how many lanes have a line of their own, and how many are named in the legend
 _MAX_LINES, _MAX_NAMED = 200, 10
+# of the x-axis of a figure with bands; more than it has pixels
+_INTERVALS = 1000
 
 
 class Drawing(NamedTuple):
@@ -34,9 +40,10 @@ class Drawing(NamedTuple):
         x: the points of the line in the middle.
         middle: the mean or the median of the lanes.
         complete: which points have all lanes that any point has.
-        low: the lower end of the band.
-        high: its upper end.
         counts: the number of lanes at each point.
+        banded: the indices of the points where the band is computed.
+        low: the lower end of the band at these points.
+        high: its upper end.
         lanes: x and y of each lane.
         legend: what the line and the band are, and of how many lanes.
     """
@@ -45,9 +52,10 @@ class Drawing(NamedTuple):
     x: Any
     middle: Any
     complete: Any
+    counts: Any
+    banded: Any
     low: Any
     high: Any
-    counts: Any
     lanes: list[tuple[Any, Any]]
     legend: str
 
@@ -81,24 +89,41 @@ def plot_groups(
     panels = panels_of(groups, keys)
     figure = module.Figure(figsize=(7, 2.4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    thinning = Thinning(_INTERVALS, logx)
     for panel, (name, by_group) in zip(axes, panels.items(), strict=True):
         colors = (f"C{i}" for i in itertools.count())
         for group, column in by_group.items():
             if band is not None:
-                drawing = with_band(column, x, band)
-                panel.set_xlabel(drawing.label)
-                _draw_band(panel, drawing, next(colors), group)
+                drawing = with_band(column, x, band, thinning)
+                panel.set_xlabel(_plain(drawing.label))
+                _draw_band(panel, drawing, next(colors), group, thinning)
             elif len(groups) > 1:
-                panel.set_xlabel(_draw_lines(panel, column, x, next(colors), group))
+                label = _draw_lines(panel, column, x, next(colors), group)
+                panel.set_xlabel(_plain(label))
             else:
-                panel.set_xlabel(_draw_lines(panel, column, x))
+                panel.set_xlabel(_plain(_draw_lines(panel, column, x)))
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize="small", ncols=1 if band or len(groups) > 1 else 2)
-        panel.set_ylabel(name)
+        panel.set_ylabel(_plain(name))
         panel.set_xscale("log" if logx else "linear")
         panel.set_yscale("log" if logy else "linear")
         panel.grid(alpha=0.3)
+    # IPython shows figures by itself only after pyplot was imported
+    figure._repr_png_ = functools.partial(_as_png, figure)
     return figure
+
+
+def _as_png(figure: Any) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A label that matplotlib shows as it is, whatever it contains."""
+    # between dollars it expects a formula, and it hides names that begin with `_`
+    shown = printable(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def panels_of(
@@ -134,7 +159,17 @@ def panels_of(
 # --- mean and band -----------------------------------------------------------
 
 
-def with_band(column: Column, x: str | None, band: Band) -> Drawing:
+def with_band(
+    column: Column, x: str | None, band: Band, thinning: Thinning | None = None
+) -> Drawing:
+    """The mean of a scalar key, and a band around it.
+
+    Args:
+        column: the rows of the key.
+        x: the step of the x-axis; by default the first one.
+        band: the kind of band.
+        thinning: where the band is drawn; by default, at every point.
+    """
     # one leaf, which is a scalar
     key = column.of._replace(value=column.array)
     key = key._replace(info=key.info._replace(ndims=(0,)))
@@ -149,7 +184,7 @@ def with_band(column: Column, x: str | None, band: Band) -> Drawing:
         (across[has], lane[has].astype(float))
         for lane, has in zip(values.T, points.present.T, strict=True)
     ]
-    middle, low, high, what = _middle_and_band(sample, band)
+    middle, banded, low, high, what = _middle_and_band(sample, band, across, thinning)
     counts = sample.count
     least, most = (int(counts.min()), int(counts.max())) if counts.size else (0, 0)
     n = f"n = {most}" if least == most else f"n = {least} to {most}"
@@ -159,37 +194,65 @@ def with_band(column: Column, x: str | None, band: Band) -> Drawing:
     label = points.step or "row"
     legend = f"{what} ({n}{note})"
     return Drawing(
-        label, across, middle, counts == most, low, high, counts, lanes, legend
+        label, across, middle, counts == most, counts, banded, low, high, lanes, legend
     )
 
 
-def _middle_and_band(sample: Sample, band: Band) -> tuple[Any, Any, Any, str]:
-    def of(statistic: str) -> Any:
+_WHAT = {
+    "ci": "mean, 95 % CI",
+    "iqr": "median, quartiles",
+    "range": "mean, min to max",
+}
+
+
+def _middle_and_band(
+    sample: Sample, band: Band, x: Any, thinning: Thinning | None
+) -> tuple[Any, Any, Any, Any, str]:
+    """The line in the middle, the indices and ends of the band, and what they are."""
+
+    def of(statistic: str, sample: Sample = sample) -> Any:
         return STATISTICS[statistic][1](sample)
 
+    (middle,) = of("median" if band == "iqr" else "mean")
+    what = _WHAT.get(band, f"mean ± {band}")
     if band == "iqr":
-        return *of("median"), *of("iqr"), "median, quartiles"
-    (mean,) = of("mean")
-    if band == "ci":
-        return mean, *of("ci"), "mean, 95 % CI"
-    if band == "range":
-        return mean, *of("min"), *of("max"), "mean, min to max"
-    (spread,) = of(band)
-    return mean, mean - spread, mean + spread, f"mean ± {band}"
+        low, high = of("iqr")
+    elif band == "range":
+        (low,), (high,) = of("min"), of("max")
+    elif band == "ci" and thinning is None:
+        low, high = of("ci")
+    else:
+        (spread,) = of("sem" if band == "ci" else band)
+        low, high = middle - spread, middle + spread
+    if thinning is None:
+        return middle, np.arange(len(x)), low, high, what
+    kept = thinning.kept(x, (middle, low), (middle, high))
+    if band == "ci":  # takes long, so it is computed where it is drawn
+        low, high = of("ci", Sample(sample.values[kept], sample.valid[kept]))
+        return middle, kept, low, high, what
+    return middle, kept, low[kept], high[kept], what
 
 
-def _draw_band(panel: Any, drawing: Drawing, color: str, group: str) -> None:
+def _draw_band(
+    panel: Any, drawing: Drawing, color: str, group: str, thinning: Thinning
+) -> None:
     alpha = 0.35 if len(drawing.lanes) <= 10 else 0.15
     for across, values in drawing.lanes[:_MAX_LINES]:
-        panel.plot(across, values, lw=0.6, color=color, alpha=alpha, zorder=1.5)
-    legend = f"{group}: {drawing.legend}" if group else drawing.legend
-    middle = drawing.middle
-    if not drawing.complete.all():  # dotted where some lanes are missing
-        panel.plot(drawing.x, middle, lw=1.6, ls=":", color=color, zorder=2.5)
-        middle = np.where(drawing.complete, middle, np.nan)
-    panel.plot(drawing.x, middle, lw=1.6, color=color, label=legend, zorder=2.6)
+        kept = thinning.kept(across, (values,), (values,))
+        panel.plot(
+            across[kept], values[kept], lw=0.6, color=color, alpha=alpha, zorder=1.5
+        )
+    legend = _plain(f"{group}: {drawing.legend}" if group else drawing.legend)
+    x, middle, complete = (
+        points[drawing.banded]
+        for points in (drawing.x, drawing.middle, drawing.complete)
+    )
+    if not complete.all():  # dotted where some lanes are missing
+        panel.plot(x, middle, lw=1.6, ls=":", color=color, zorder=2.5)
+        middle = np.where(complete, middle, np.nan)
+    panel.plot(x, middle, lw=1.6, color=color, label=legend, zorder=2.6)
     panel.fill_between(
-        drawing.x, drawing.low, drawing.high, color=color, alpha=0.2, lw=0, zorder=2
+        x, drawing.low, drawing.high, color=color, alpha=0.2, lw=0, zorder=2
     )
 
 
@@ -204,7 +267,8 @@ def _draw_lines(
     for lane, (across, values) in curves.items():
         panel.plot(across, values, lw=1.2, label=None if group else lane, color=color)
     if group:
-        panel.plot([], [], color=color, label=f"{group} (n = {len(curves)})")
+        legend = _plain(f"{group} (n = {len(curves)})")
+        panel.plot([], [], color=color, label=legend)
     elif not 1 < len(curves) <= _MAX_NAMED:
         for line in panel.lines:
             line.set_label(None)
@@ -222,15 +286,15 @@ def _curves(column: Column, x: str | None) -> tuple[str, dict[str, Any]]:
         return label, curves
     # rows that name their lane
     ((across, values),) = curves.values()
-    lanes = np.asarray(column.of.steps[LANE]).reshape(-1)
-    of_lane = {number: lanes == number for number in lane_numbers({"": column.of})}
-    return label, {
-        "no lane" if number == NO_LANE else f"lane {number}": (
-            across[rows],
-            values[rows],
-        )
-        for number, rows in of_lane.items()
-    }
+    lanes = named_lanes([column.of])
+    several = len({lane.process for lane in lanes}) > 1
+    found = {}
+    for lane in lanes:
+        rows = lane.is_of(column.of.steps).reshape(-1)
+        name = "no lane" if lane.number == NO_LANE else f"lane {lane.number}"
+        name += f" of process {lane.process}" if several else ""
+        found[name] = across[rows], values[rows]
+    return label, found
 
 
 def _lines(column: Column, x: str | None) -> Any:

@@ -233,7 +233,11 @@ def _damaged(path: Location, reason: str) -> StoreError:
 
 
 def _checksum(content: Any) -> int:
-    return zlib.crc32(json.dumps(content, ensure_ascii=True, sort_keys=True).encode())
+    return zlib.crc32(_sorted_json(content).encode())
+
+
+# `json.dumps` with options creates an encoder per call
+_sorted_json = json.JSONEncoder(ensure_ascii=True, sort_keys=True).encode
 
 
 def encode_place(row: int, number: int) -> bytes:

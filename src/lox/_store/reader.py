@@ -41,7 +41,6 @@ class Run:
 
     def __init__(self, path: Path | Location) -> None:
         self._location = location_of(path)
-        self.path: Any = self._location.path
         description = _describe(self._location)
         self.name: str = description["name"]
         key = description["key"]
@@ -50,6 +49,11 @@ class Run:
         self.started: float = description["started"]
         self.versions: dict[str, str] = description["versions"]
         self._first_writer: int = description.get("first_writer", 0)
+
+    @property
+    def path(self) -> Any:
+        """The directory of the run: a `pathlib.Path`, or a URL."""
+        return self._location.path
 
     def __repr__(self) -> str:
         return f"<lox run {self.name!r} at {str(self.path)!r}>"

@@ -46,7 +46,63 @@ def open_url(url: str) -> "RemoteLocation":
     # an unknown protocol, a missing package, invalid options: the message says which
     except Exception as error:
         raise StoreError(f"{url} cannot be opened: {error}.") from error
-    return RemoteLocation(files, path.rstrip("/"), url)
+    return RemoteLocation(files, _directory(path), _Url.of(url, path))
+
+
+def _directory(path: str) -> str:
+    """A path without slashes at its end; the root may be `/` or empty."""
+    return path.rstrip("/") or path[:1]
+
+
+class _Url:
+    """A URL, or a chain of them, such as `zip://runs::https://host/runs.zip`.
+
+    Args:
+        links: the URLs of the chain.
+        place: which of them has the path.
+    """
+
+    __slots__ = ("_links", "_place")
+
+    def __init__(self, links: list[str], place: int) -> None:
+        self._links = links
+        self._place = place
+
+    @classmethod
+    def of(cls, url: str, path: str) -> "_Url":
+        """The parts of a URL, of which `fsspec` has found the path."""
+        path = _directory(path)
+        links = url.split("::")
+        for place in range(len(links) - 1):
+            # the path is in an archive, but not in a cache, which has the same paths
+            found = cls(links, place)
+            if found._leads_to(path):
+                return found
+        return cls(links, len(links) - 1)
+
+    def _leads_to(self, path: str) -> bool:
+        import fsspec
+
+        try:
+            _, found = fsspec.core.url_to_fs(str(self / "x"))
+        except Exception:  # of any file system: it cannot have this path
+            return False
+        return bool(found.strip("/") == f"{path}/x".strip("/"))
+
+    def __str__(self) -> str:
+        return "::".join(self._links)
+
+    def __truediv__(self, name: str) -> "_Url":
+        protocol, _, path = self._links[self._place].partition("://")
+        return self._replaced(f"{protocol}://{posixpath.join(_directory(path), name)}")
+
+    def with_suffix(self, suffix: str) -> "_Url":
+        return self._replaced(posixpath.splitext(self._links[self._place])[0] + suffix)
+
+    def _replaced(self, link: str) -> "_Url":
+        links = list(self._links)
+        links[self._place] = link
+        return _Url(links, self._place)
 
 
 class RemoteLocation:
@@ -54,10 +110,14 @@ class RemoteLocation:
 
     is_remote = True
 
-    def __init__(self, files: Any, path: str, url: str) -> None:
+    def __init__(self, files: Any, path: str, url: _Url) -> None:
         self._files = files
         self._path = path
-        self.path = url
+        self._url = url
+
+    @property
+    def path(self) -> str:
+        return str(self._url)
 
     @property
     def name(self) -> str:
@@ -67,13 +127,12 @@ class RemoteLocation:
         return self.path
 
     def __truediv__(self, name: str) -> "RemoteLocation":
-        return RemoteLocation(
-            self._files, f"{self._path}/{name}", _with_name(self.path, name)
-        )
+        path = posixpath.join(self._path, name)
+        return RemoteLocation(self._files, path, self._url / name)
 
     def with_suffix(self, suffix: str) -> "RemoteLocation":
-        path, url = (posixpath.splitext(x)[0] for x in (self._path, self.path))
-        return RemoteLocation(self._files, path + suffix, url + suffix)
+        path = posixpath.splitext(self._path)[0] + suffix
+        return RemoteLocation(self._files, path, self._url.with_suffix(suffix))
 
     def map(self, function: Callable[[S], T], items: Iterable[S]) -> list[T]:
         with ThreadPoolExecutor(_MAX_THREADS, "lox-read") as threads:
@@ -279,11 +338,3 @@ def _kind(info: Any) -> str:
         return "link"
     kind = info["type"]
     return kind if kind in ("file", "directory", "link") else "other"
-
-
-def _with_name(url: str, name: str) -> str:
-    """The URL of a file in a directory; in a chain of URLs, the first has the path."""
-    parts = url.split("::")
-    first = next((i for i, part in enumerate(parts) if "://" in part), 0)
-    parts[first] = f"{parts[first].rstrip('/')}/{name}"
-    return "::".join(parts)

@@ -53,7 +53,7 @@ def line_of(run: Run) -> Line:
         summary = run.summary()
         last = {
             name + path: leaf
-            for name, value in summary.last.items()
+            for name, value in summary.last_values.items()
             for path, leaf in leaves_with_names(value)
         }
     except StoreError:  # it was removed, or is damaged
@@ -195,15 +195,18 @@ def to_html(runs: "Runs") -> str:
 
 
 def _curves(runs: "Runs") -> str:
-    """The keys of all runs, if they can be read quickly."""
-    if len(runs) > _MAX_DRAWN_RUNS:
-        return ""
+    """The keys of all runs, if they can be read quickly; otherwise, why not."""
     try:
-        if sum(run.rows for run in runs) > _MAX_DRAWN_ROWS:
-            return ""
+        rows = 0 if len(runs) > _MAX_DRAWN_RUNS else sum(run.rows for run in runs)
+        if len(runs) > _MAX_DRAWN_RUNS or rows > _MAX_DRAWN_ROWS:
+            return (
+                f"<p>Curves are drawn for up to {_MAX_DRAWN_RUNS} runs and "
+                f"{_MAX_DRAWN_ROWS:,} rows. <code>runs.plot()</code> and "
+                "<code>lox.page</code> draw more.</p>"
+            )
         logs = runs.load()
-    except LoxError:  # runs that cannot be read, or do not fit together
-        return ""
+    except LoxError as error:  # runs that cannot be read, or do not fit together
+        return f"<p>No curves: {html.escape(str(error))}</p>"
     return html_table(
         ("key", "dtype", "shape", "mean ± std", "last", "steps"), key_rows(logs)
     )

@@ -56,12 +56,10 @@ def run_directories(store: Location) -> list[Location]:
 
 def _open_run(path: Location) -> Run | StoreError | None:
     """Opens a run; returns an error if it is damaged, and None if it is not a run."""
-    if not is_run(path):
-        return None
     try:
-        return Run(path)
+        return Run(path)  # first: most are runs, and need not be listed
     except StoreError as error:
-        return error if is_run(path) else None  # it was removed meanwhile
+        return error if is_run(path) else None
 
 
 def is_run(path: Location) -> bool:

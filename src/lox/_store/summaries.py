@@ -8,6 +8,7 @@ import functools
 import re
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lox._errors import StoreError
 from lox._logs.key import Key
@@ -78,13 +79,22 @@ class Summary:
         names = (name for count, names in segments if count for name in names)
         return list(dict.fromkeys(names))
 
-    @functools.cached_property
+    @property
     def last(self) -> logdict:
         """The last row of each key whose rows are scalars."""
+        return from_keys(self._last_rows.items())
+
+    @property
+    def last_values(self) -> dict[str, Any]:
+        """The values of the last rows, without steps."""
+        return {name: row.value for name, row in self._last_rows.items()}
+
+    @functools.cached_property
+    def _last_rows(self) -> dict[str, Key]:
         found: dict[str, Key] = {}
         for writer in self._writers:
             found |= writer.last_rows()
-        return from_keys(found.items())
+        return found
 
 
 # The first of these that a process of the run has is the status of the run.

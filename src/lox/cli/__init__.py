@@ -6,7 +6,8 @@ Such a module defines `HELP`, a line of text, `add_arguments(parser)`, and
 at the end is not part of the name of the command, which may be a keyword of Python.
 
 Exit codes: 0 if all went well, 1 after an error, 2 if the command line is not valid,
-and 130 if the user has interrupted the command.
+130 if the user has interrupted the command, and 141 if the reader of its output has
+ended first, as in `lox ls | head`: what a shell reports for other programs then.
 """
 
 import argparse
@@ -23,10 +24,18 @@ from typing import Any
 from lox._errors import LoxError, LoxWarning
 from lox._version import __version__
 
-from ._output import say
+from ._garbage import collector_paused
+from ._output import (
+    discard_output,
+    flush_messages,
+    output_is_closed,
+    prepare_output,
+    say,
+)
 
 # if set, errors have tracebacks
 _TRACEBACK = "LOX_TRACEBACK"
+_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,33 +48,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "numpy" not in sys.modules:
         # NumPy would start threads for linear algebra, which takes 30 to 50 ms
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    parser = _parser(given)
-    try:
-        parsed = parser.parse_args(given)
-    except SystemExit as stop:  # `argparse` has printed help, or an error
-        return stop.code if isinstance(stop.code, int) else 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", LoxWarning)
-        warnings.showwarning = _once_each()
-        code = _run(parsed)
+    code = _reported(_parse_and_run, given)
+    # Python would do so at exit, and report errors in another way
+    code = _reported(_flush, code)
     if arguments is None:  # the process ends, so that there is nothing to collect
         gc.freeze()
     return code
 
 
-def _run(parsed: Any) -> int:
+def _reported(function: Callable[[Any], int], argument: Any) -> int:
+    """The exit code that a function returns, or that of its exception."""
     try:
-        code: int = parsed.command.run(parsed)
-        sys.stdout.flush()
-        return code
+        return function(argument)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
-    except BrokenPipeError:  # as of `lox ... | head`
-        # Python would report it again when it flushes the output at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
+        # of stdout, and not of a connection
+        if isinstance(error, BrokenPipeError) and output_is_closed() is not False:
+            discard_output()
+            return _BROKEN_PIPE
         if os.environ.get(_TRACEBACK):
             raise
         message = str(error) or type(error).__name__
@@ -73,6 +75,36 @@ def _run(parsed: Any) -> int:
             message = f"{type(error).__name__}: {message} ({_TRACEBACK}=1 shows where)"
         say(f"error: {message}")
         return 1
+
+
+def _parse_and_run(given: list[str]) -> int:
+    with collector_paused():  # while modules are imported
+        parser = _parser(given)
+    try:
+        parsed = parser.parse_args(given)
+    except SystemExit as stop:  # `argparse` has printed help, or an error
+        return stop.code if isinstance(stop.code, int) else 2
+    prepare_output()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LoxWarning)
+        warnings.showwarning = _once_each()
+        code: int = parsed.command.run(parsed)
+        return code
+
+
+def _flush(code: int) -> int:
+    """Writes the output; returns `code`, unless there is a new error."""
+    flush_messages()
+    try:
+        if sys.stdout is not None:  # None if it was closed before the start
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:  # such as a full disk
+        discard_output()
+        if not code:
+            raise
+    return code
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

@@ -84,8 +84,15 @@ class Canvas:
         every = np.arange(0, self._columns)
         every = every[(every >= at[0]) & (every <= at[-1])]
         every = every[every % 2 == 0]
-        top = np.interp(every, at, tops[finite][order])
-        bottom = np.interp(every, at, bottoms[finite][order])
+        tops, bottoms = tops[finite][order], bottoms[finite][order]
+        top, bottom = np.interp(every, at, tops), np.interp(every, at, bottoms)
+        # all that is in a column, and in the next one, which has no dots
+        first = np.searchsorted(at, every - 0.5)
+        after = np.searchsorted(at, every + 1.5)
+        for i in np.nonzero(after > first)[0]:
+            inside = slice(first[i], after[i])
+            top[i] = min(top[i], tops[inside].min())
+            bottom[i] = max(bottom[i], bottoms[inside].max())
         rows = np.arange(self._rows)
         for column, a, b in zip(every, top, bottom, strict=True):
             pattern = (rows + column) % 4 == 0

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from lox._errors import LoxError, LoxValueError
 from lox._terminal import is_terminal
+from lox._text_curves import printable
 
 _TEMPORARY = "~"
 
@@ -18,11 +19,16 @@ class RefusedError(LoxError):
 
 
 def check_new(path: str, force: bool) -> None:
-    """Raises if there is something at a path, unless it may be replaced."""
+    """Raises if a file cannot be written, or exists and may not be replaced."""
     if os.path.isdir(path) and not os.path.islink(path):
         raise LoxValueError(f"{path} is a directory; choose another path.")
     if os.path.lexists(path) and not force:
         raise LoxValueError(f"{path} exists; `--force` replaces it.")
+    parent = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(parent):
+        raise LoxValueError(
+            f"{path} cannot be written: there is no directory {parent}."
+        )
 
 
 @contextlib.contextmanager
@@ -50,8 +56,11 @@ def ask(question: str, yes: bool) -> None:
         return
     if not is_terminal(sys.stdin):
         raise RefusedError(f"{question} There is no terminal to answer; pass `--yes`.")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:  # Ctrl-D, which does not end the line
+        print(file=sys.stderr)
+    if answer.strip().lower() not in ("y", "yes"):
         raise RefusedError("nothing was changed.")
 
 

@@ -46,8 +46,10 @@ def find_runs(given: Sequence[str], whole_stores: bool = True) -> Runs:
         _check_whole(base, whole_stores)
         return runs_in(base)
     found: dict[str, Run] = {}
+    from_base = False
     for name in names:
         selected = _in_store(base, name)
+        from_base = from_base or bool(selected)
         if not selected and _is_store(name):
             _check_whole(name, whole_stores)
         selected = selected or _at_path(name)
@@ -55,7 +57,8 @@ def find_runs(given: Sequence[str], whole_stores: bool = True) -> Runs:
             raise _not_found(base, name)
         found |= {identity(run): run for run in selected}
     parent = absolute(base)
-    if has_store and not any(os.path.dirname(path) == parent for path in found):
+    from_base = from_base or any(os.path.dirname(path) == parent for path in found)
+    if has_store and not from_base:
         # the arguments are several stores, or a store and runs of others
         _check_whole(base, whole_stores)
         found = {identity(run): run for run in runs_in(base)} | found
@@ -114,7 +117,7 @@ def is_run(path: str) -> bool:
 
 def directory_name(run: Run) -> str:
     """The name of the directory of a run, which is local or at a URL."""
-    return os.path.basename(str(run.path))
+    return run._location.name
 
 
 def identity(run: Run) -> str:
@@ -132,8 +135,8 @@ def _is_store(path: str) -> bool:
 
 
 def _in_store(store: str, name: str) -> list[Run]:
-    path = os.path.join(store, name)
-    if is_run(path) and not os.path.isabs(name):
+    path = location_of(store) / name
+    if not os.path.isabs(name) and is_run_at(path):
         return [Run(path)]
     if not _is_store(store) or os.sep in name:
         return []
@@ -159,9 +162,12 @@ def _at_path(path: str) -> list[Run]:
 def _not_found(store: str, name: str) -> StoreError:
     if not _is_store(store):
         return StoreError(f"there is no store at {store}.")
-    is_path = os.sep in name and not glob.has_magic(name)
-    if is_path or os.path.lexists(name):
-        return StoreError(f"there is no run at {name}.")
+    if os.path.lexists(name) and not os.path.isdir(name):
+        return StoreError(f"{name} is a file, and not a store or a run.")
+    if os.sep in name and not glob.has_magic(name):
+        return StoreError(
+            f"there is no store and no run at {name}{_runs_beside(name)}."
+        )
     found = runs_of(store)
     if not found:
         return StoreError(
@@ -171,6 +177,13 @@ def _not_found(store: str, name: str) -> StoreError:
     return StoreError(
         f"no run in {_named(store)} matches {name!r}; there are {_listed(found)}."
     )
+
+
+def _runs_beside(path: str) -> str:
+    """Names the runs of the directory that a path is in, for messages."""
+    parent = os.path.dirname(path)
+    found = runs_of(parent) if _is_store(parent) else ()
+    return f"; in {parent}, there are {_listed(found)}" if found else ""
 
 
 def _listed(found: Iterable[Run]) -> str:

@@ -1,13 +1,68 @@
 """What commands print."""
 
+import contextlib
 import json
+import os
+import select
 import sys
 from typing import Any
 
 
 def say(message: str) -> None:
-    """Prints a line about the command itself, which is not part of its result."""
-    print(f"lox: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
+    """Prints a line about the command itself, which is not part of its result.
+
+    Control characters, which names of runs may have, are escaped.
+    """
+    from lox._text_curves import printable  # imports NumPy
+
+    line = f"lox: {printable(' '.join(message.splitlines()))}"
+    if sys.stderr is not None:  # None if it was closed before the start
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr)
+    flush_messages()
+
+
+def flush_messages() -> None:
+    """Writes the messages of the command, if anybody reads them."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:  # such as of a closed pipe; there is nowhere to report it
+        _discard(sys.stderr)
+
+
+def prepare_output() -> None:
+    """Lets the output show any text, instead of failing.
+
+    Names of files that are not valid UTF-8 are written as they are. Characters that the
+    output cannot encode are replaced.
+    """
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
+    if hasattr(sys.stdout, "reconfigure"):
+        utf8 = encoding.replace("-", "") == "utf8"
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "replace")
+
+
+def output_is_closed() -> bool | None:
+    """Whether the reader of stdout, a pipe, has ended; None if that is not known."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(events & select.POLLERR for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # on Windows; closed, or no file
+        return None
+
+
+def discard_output() -> None:
+    """Drops what was printed, which Python would otherwise try to write at exit."""
+    _discard(sys.stdout)
+
+
+def _discard(stream: Any) -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def print_json(result: Any) -> None:

@@ -34,15 +34,32 @@ def smoothed(key: Key, weight: float) -> Key:
 
 
 def _average(values: Any, valid: Any, weight: float) -> Any:
-    total = np.zeros(values.shape[1:])
-    norm = np.zeros(values.shape[1:])
-    result = values.copy()
-    for i, (row, ok) in enumerate(zip(values, valid, strict=True)):
-        total = np.where(
-            ok, weight * total + (1 - weight) * np.where(ok, row, 0), total
-        )
-        norm = np.where(ok, weight * norm + (1 - weight), norm)
-        if np.any(ok):
-            with np.errstate(invalid="ignore"):
-                result[i] = np.where(ok, total / norm, row)
-    return result
+    rows, counts = values.reshape(len(values), -1), valid.reshape(len(valid), -1)
+    if counts.all():
+        return _moving_average(rows, weight).reshape(values.shape)
+    result = rows.copy()
+    for lane in range(rows.shape[1]):
+        (kept,) = np.nonzero(counts[:, lane])
+        result[kept, lane] = _moving_average(rows[kept, lane, None], weight)[:, 0]
+    return result.reshape(values.shape)
+
+
+# how many rows are averaged by one product of matrices
+_BLOCK = 256
+
+
+def _moving_average(rows: Any, weight: float) -> Any:
+    """The average of each column, of shape `(rows, columns)`; all values count."""
+    age = np.arange(_BLOCK)[:, None] - np.arange(_BLOCK)
+    weights = np.where(age >= 0, (1 - weight) * weight ** np.maximum(age, 0), 0)
+    decay = weight ** np.arange(1, _BLOCK + 1)[:, None]
+    sums = np.empty(rows.shape)
+    before = np.zeros(rows.shape[1])
+    for start in range(0, len(rows), _BLOCK):
+        block = rows[start : start + _BLOCK]
+        count = len(block)
+        found = weights[:count, :count] @ block + decay[:count] * before
+        sums[start : start + count], before = found, found[-1]
+    # the sum of all weights so far, 1 - weight ** n
+    norm = -np.expm1(np.arange(1, len(rows) + 1) * np.log(weight))
+    return sums / norm[:, None]

@@ -30,13 +30,6 @@ _STATUSES = {
 _GAP = 2
 
 
-def prepare_output() -> None:
-    """Replaces characters that the output cannot encode, instead of failing."""
-    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
-    if hasattr(sys.stdout, "reconfigure") and not encoding.startswith("utf"):
-        sys.stdout.reconfigure(errors="replace")
-
-
 def has_colors() -> bool:
     """Whether output is colored: only on a terminal, and not with `NO_COLOR`."""
     return (
@@ -44,6 +37,11 @@ def has_colors() -> bool:
         and not os.environ.get("NO_COLOR")
         and os.environ.get("TERM") != "dumb"
     )
+
+
+def print_path(path: object) -> None:
+    """Prints a path: as it is for other programs, but harmlessly on a terminal."""
+    print(printable(str(path)) if is_terminal(sys.stdout) else path, flush=True)
 
 
 def styled(text: str, style: str) -> str:
@@ -90,7 +88,6 @@ class Column(NamedTuple):
 
 def print_table(columns: Iterable[Column]) -> list[str]:
     """Prints a table that fits the terminal; returns the titles that it leaves out."""
-    prepare_output()
     width = screen_width()
     columns = [_cleaned(column, width) for column in columns]
     shown = set(_fitting(columns, width))
@@ -107,8 +104,7 @@ def print_table(columns: Iterable[Column]) -> list[str]:
                 for text, column in zip(cells, kept, strict=True)
             ]
         )
-    for line in lines:
-        print((" " * _GAP).join(line).rstrip())
+    print("\n".join((" " * _GAP).join(line).rstrip() for line in lines))
     return [column.title for i, column in enumerate(columns) if i not in shown]
 
 

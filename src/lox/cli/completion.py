@@ -140,12 +140,14 @@ def _zsh_value(option: _Option) -> str:
 
 _ZSH = """\
 _lox() {{
-  local -a commands
+  local -a commands flags
+  flags=(--help --version)
   commands=(
 {described}
   )
   if ((CURRENT == 2)); then
     _describe command commands
+    _describe option flags
     return
   fi
   local name=$words[2]
@@ -162,7 +164,10 @@ compdef _lox lox"""
 
 
 def _fish(commands: list[_Command]) -> str:
-    lines = []
+    lines = [
+        f"complete -c lox -n __fish_use_subcommand -f -l {name}"
+        for name in ("help", "version")
+    ]
     for command in commands:
         lines.append(
             f"complete -c lox -n __fish_use_subcommand -f -a {command.name} "

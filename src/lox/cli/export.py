@@ -19,7 +19,7 @@ import numpy as np
 from lox._errors import LoxError, LoxValueError
 from lox._event_files.event_file import EventFile
 from lox._logs.columns import Column, columns_of
-from lox._logs.lane_step import LANE
+from lox._logs.lane_step import LANE, NO_LANE, PROCESS
 from lox._patterns import matches
 from lox._store.configs import flat_config
 from lox._store.new_rows import NewRows, Row
@@ -28,6 +28,7 @@ from lox._store.run_set import Runs
 from ._files import check_new, replacing
 from ._find import add_runs, check_keys, directory_name, find_runs
 from ._output import say
+from ._terminal import print_path
 from ._values import masked_json, to_json
 
 HELP = "export runs to a file"
@@ -66,7 +67,7 @@ def run(arguments: Any) -> int:
         rows = _rows(found, arguments.key)
         with replacing(arguments.output) as path:
             write(rows, path)
-    print(arguments.output)
+    print_path(arguments.output)
     return 0
 
 
@@ -225,9 +226,9 @@ def _plain(value: Any) -> Any:
 
 
 def _curves(column: Column) -> Iterable[tuple[str, Any, Any]]:
-    """The name, values and steps of each lane of a key."""
+    """The name, values and steps of each lane of a key, and of each process."""
     array, axis = column.array, column.time_axis
-    steps = column.of.steps
+    steps = [name for name in column.of.steps if name not in (LANE, PROCESS)]
     step = "step" if "step" in steps else next(iter(steps), None)
 
     def time_first(values: Any) -> Any:
@@ -242,22 +243,25 @@ def _curves(column: Column) -> Iterable[tuple[str, Any, Any]]:
     if column.of.mask is not None:
         mask = time_first(column.of.mask)
     numbers = np.broadcast_to(np.arange(count)[:, None], values.shape)
-    if step is not None and step != LANE:
+    if step is not None:
         numbers = np.broadcast_to(time_first(column.of.steps[step]), values.shape)
     if not np.array_equal(numbers, numbers.astype(np.int64)):
         say(f"{column.name} has steps that are not integers; rows are numbered")
         numbers = np.broadcast_to(np.arange(count)[:, None], values.shape)
-    named = np.zeros(values.shape, np.int64)
-    if LANE in column.of.steps:  # rows that name their lane
-        named = np.broadcast_to(time_first(column.of.steps[LANE]), values.shape)
+    # what rows name themselves: their process and their lane
+    named = {
+        name: np.broadcast_to(time_first(column.of.steps[name]), values.shape)
+        for name in (PROCESS, LANE)
+        if name in column.of.steps
+    }
     for lane in range(lanes):
-        for number in np.unique(named[:, lane]).tolist():
-            chosen = mask[:, lane] & (named[:, lane] == number)
-            label = "".join(
-                f"/lane_{x}"
-                for x, several in ((lane, lanes > 1), (number, LANE in column.of.steps))
-                if several and x >= 0
-            )
+        by_row = list(zip(*(x[:, lane].tolist() for x in named.values()), strict=True))
+        for named_by in dict.fromkeys(by_row if named else [()]):
+            chosen = mask[:, lane].copy()
+            label = f"/lane_{lane}" if lanes > 1 else ""
+            for name, number in zip(named, named_by, strict=True):
+                chosen &= named[name][:, lane] == number
+                label += f"/{name}_{number}" if number != NO_LANE else ""
             if chosen.any():
                 at = numbers[chosen, lane].astype(np.int64)
                 yield column.name + label, values[chosen, lane], at

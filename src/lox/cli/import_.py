@@ -16,6 +16,7 @@ from lox._errors import LoxError, LoxValueError
 from lox._event_files.reader import Events, is_event_file
 from lox._event_files.wandb_file import WandbRun
 from lox._store.imported import ImportedRun, write_imported
+from lox._text_curves import printable
 
 from ._output import print_json, say
 
@@ -60,7 +61,8 @@ def run(arguments: Any) -> int:
             {"name": found.name, "path": path, "keys": len(found.curves), "rows": rows}
         )
         if not arguments.json:
-            print(f"{path}  {len(found.curves)} keys, up to {rows} rows", flush=True)
+            counts = f"{len(found.curves)} keys, up to {rows} rows"
+            print(f"{printable(path)}  {counts}", flush=True)
     if arguments.json:
         print_json({"runs": imported})
     return 1 if failed else 0

@@ -6,7 +6,6 @@ terminal; in a pipe, all of them. Names are looked up in the store that comes fi
 
 import argparse
 import datetime
-import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from lox._store.configs import hashable
 from lox._store.run_table import Line, format_duration, line_of
 
 from ._find import add_runs, find_runs
+from ._garbage import collector_paused
 from ._output import print_json
 from ._terminal import Column, print_table, status_style, styled
 from ._values import to_json, to_text
@@ -45,7 +45,7 @@ def run(arguments: Any) -> int:
     lines = _lines(arguments.runs)
     if arguments.status:
         lines = [line for line in lines if line.status in arguments.status]
-    if arguments.sort:
+    if arguments.sort and lines:
         lines = _sorted(lines, arguments.sort)
     if arguments.json:
         print_json({"runs": [line_as_json(line) for line in lines]})
@@ -61,13 +61,8 @@ def run(arguments: Any) -> int:
 
 
 def _lines(given: Sequence[str]) -> list[Line]:
-    collects = gc.isenabled()
-    gc.disable()  # all objects are used until the end, so collections find nothing
-    try:
+    with collector_paused():
         return [line_of(run) for run in find_runs(given)]
-    finally:
-        if collects:
-            gc.enable()
 
 
 def line_as_json(line: Line) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from lox._errors import StoreError
 
 from ._files import ask, remove_directory, temporary_path
 from ._find import add_runs, directory_name, find_runs, is_run
+from ._terminal import print_path
 from .rm import check_movable, described
 
 HELP = "move runs to another store"
@@ -41,7 +42,7 @@ def run(arguments: Any) -> int:
     os.makedirs(store, exist_ok=True)
     for source, target in targets.items():
         _move(source, target)
-        print(target)
+        print_path(target)
     return 0
 
 

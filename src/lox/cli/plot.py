@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lox._arrays import is_typed_key, leaves_of
 from lox._errors import LoxValueError
 from lox._logs.access import keys_of
+from lox._logs.key import Key
 from lox._logs.logdict import from_keys, logdict
 from lox._logs.plotting import BANDS, Drawing, panels_of, plot_groups, with_band
+from lox._logs.thinning import Thinning
 from lox._store.run_set import Groups, Runs
 from lox._store.stacking import stack_runs
 from lox._text_curves import printable
@@ -25,7 +28,7 @@ from ._files import check_new, replacing
 from ._find import add_runs, check_keys, find_runs
 from ._output import print_json
 from ._smooth import smoothed
-from ._terminal import prepare_output, screen_height, screen_width, styled
+from ._terminal import print_path, screen_height, screen_width, styled
 from ._values import to_json, to_text
 
 HELP = "plot keys of runs"
@@ -97,7 +100,6 @@ def run(arguments: Any) -> int:
     if arguments.json:
         print_json({"panels": [_as_json(panel) for panel in panels]})
         return 0
-    prepare_output()
     for i, panel in enumerate(panels):
         if i:
             print()
@@ -128,7 +130,10 @@ def _load(groups: Groups, keys: list[str] | None, weight: float) -> dict[str, lo
         for one in runs:
             loaded, names = one.load_selected(keys)
             known |= names
-            logs.append(_only_curves(loaded) if keys is None else loaded)
+            if keys is None:
+                loaded = _only_curves(loaded)
+            _check_real(loaded)
+            logs.append(loaded)
         label = groups.label(value) if groups.names else ""
         stacked = keys_of(stack_runs([one.name for one in runs], logs))
         if weight:
@@ -139,9 +144,27 @@ def _load(groups: Groups, keys: list[str] | None, weight: float) -> dict[str, lo
 
 
 def _only_curves(logs: logdict) -> logdict:
-    """The keys whose rows are scalars."""
+    """The keys whose rows are numbers that can be drawn."""
     keys = keys_of(logs).items()
-    return from_keys((name, key) for name, key in keys if not any(key.info.ndims))
+    return from_keys((name, key) for name, key in keys if _is_curve(key))
+
+
+def _is_curve(key: Key) -> bool:
+    return not any(key.info.ndims) and all(map(_is_real, leaves_of(key.value)))
+
+
+def _is_real(leaf: Any) -> bool:
+    return not is_typed_key(leaf) and np.asarray(leaf).dtype.kind not in "cO"
+
+
+def _check_real(logs: logdict) -> None:
+    for name, value in logs.items():
+        for leaf in leaves_of(value):
+            if not _is_real(leaf):
+                raise LoxValueError(
+                    f"{name!r} has the dtype {leaf.dtype}, which cannot be drawn. "
+                    "Choose other keys with `-k`."
+                )
 
 
 class _Panel(NamedTuple):
@@ -153,10 +176,16 @@ class _Panel(NamedTuple):
 
 def _panels(logs: dict[str, logdict], arguments: Any) -> list[_Panel]:
     band: Any = "range" if arguments.band == "none" else arguments.band
+    thinning = None
+    if not arguments.json:  # two columns of dots per character
+        thinning = Thinning(2 * _width(), arguments.logx)
     return [
         _Panel(
             name,
-            {group: with_band(x, arguments.x, band) for group, x in by_group.items()},
+            {
+                group: with_band(x, arguments.x, band, thinning)
+                for group, x in by_group.items()
+            },
         )
         for name, by_group in panels_of(logs, arguments.key or ()).items()
     ]
@@ -172,14 +201,18 @@ def _save(logs: dict[str, logdict], arguments: Any) -> None:
     kind = arguments.output.lower().rpartition(".")[2]
     with replacing(arguments.output) as path:
         figure.savefig(path, format=kind)
-    print(arguments.output)
+    print_path(arguments.output)
 
 
 # --- the terminal ------------------------------------------------------------
 
 
+def _width() -> int:
+    return screen_width() or 100
+
+
 def _print(panel: _Panel, count: int, arguments: Any) -> None:
-    width = screen_width() or 100
+    width = _width()
     lines = screen_height() or 24
     groups = len(panel.drawings)
     height = max(min(lines - groups - 5, 20), 6) if count == 1 else 10
@@ -240,7 +273,8 @@ def _curves(
         lanes = drawing.lanes[:_MAX_LINES]
         return _Curves([(x_of(x), y_of(y)) for x, y in lanes], None)
     x, middle = x_of(drawing.x), y_of(drawing.middle)
-    return _Curves([(x, middle)], (x, y_of(drawing.low), y_of(drawing.high)))
+    band = x[drawing.banded], y_of(drawing.low), y_of(drawing.high)
+    return _Curves([(x, middle)], band)
 
 
 def _scale(logarithmic: bool) -> Callable[[Any], Any]:

@@ -10,6 +10,9 @@ from typing import Any
 
 from lox._page.report import write_report
 
+from ._files import check_new
+from ._terminal import print_path
+
 HELP = "write a page of all runs to one HTML file"
 
 
@@ -30,16 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a scalar that can be the x-axis, besides the steps; can be repeated",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace the file if it exists"
+        "--force",
+        "--overwrite",
+        action="store_true",
+        help="replace the file if it exists",
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
 def run(arguments: Any) -> int:
+    check_new(arguments.output, arguments.force)
     path = write_report(
-        arguments.store, arguments.output, x=arguments.x, overwrite=arguments.overwrite
+        arguments.store, arguments.output, x=arguments.x, overwrite=arguments.force
     )
-    print(path, flush=True)
+    print_path(path)
     if arguments.open:
         webbrowser.open(pathlib.Path(path).absolute().as_uri())
     return 0

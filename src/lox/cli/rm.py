@@ -12,6 +12,7 @@ from lox._store.reader import Run
 from ._files import ask, remove_directory, size_of
 from ._find import add_runs, find_runs
 from ._output import readable_size
+from ._terminal import print_path
 
 HELP = "remove runs"
 
@@ -37,7 +38,7 @@ def run(arguments: Any) -> int:
     )
     for one in found:
         remove_directory(str(one.path))
-        print(one.path)
+        print_path(one.path)
     return 0
 
 
@@ -62,7 +63,7 @@ def check_movable(runs: Sequence[Run], force: bool, verb: str) -> None:
     running = [one.name for one in runs if not force and one.status == "running"]
     if running:
         names = ", ".join(running[:_MAX_NAMES])
-        raise StoreError(
-            f"{len(running)} of these runs are running ({names}); `--force` to {verb} "
-            "them anyway."
-        )
+        if len(running) > _MAX_NAMES:
+            names += f" and {len(running) - _MAX_NAMES} more"
+        are, them = ("is", "it") if len(running) == 1 else ("are", "them")
+        raise StoreError(f"{names} {are} running; `--force` to {verb} {them} anyway.")

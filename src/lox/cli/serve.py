@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p",
         "--port",
-        type=int,
+        type=_port,
         default=DEFAULT_PORT,
         help="the port; 0 for any that is free (default: %(default)s)",
     )
@@ -43,3 +43,9 @@ def run(arguments: Any) -> int:
 
     serve(arguments.store, arguments.host, arguments.port, arguments.token, ready=ready)
     return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 65535")
+    return int(text)

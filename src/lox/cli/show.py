@@ -13,7 +13,7 @@ from lox._store.run_table import format_duration
 from lox._store.summaries import Summary
 from lox._text_curves import printable, sparkline
 
-from ._find import add_runs, find_count
+from ._find import add_runs, check_keys, find_count
 from ._output import print_json
 from ._terminal import Column, print_table, screen_width, status_style, styled
 from ._values import to_json, to_text
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: Any) -> int:
     (found,) = find_count(arguments.runs, 1)
     summary = found.summary()
-    columns = columns_of(found.load(arguments.key).compact())
+    logs, known = found.load_selected(arguments.key)
+    check_keys(arguments.key, known)
+    columns = columns_of(logs.compact())
     if arguments.json:
         print_json(_as_json(found, summary, columns))
         return 0
@@ -90,7 +92,7 @@ def _print_description(found: Run, summary: Summary) -> None:
         status += f": {printable(summary.error)}"
     lines = {
         "name": styled(printable(found.name), "bold"),
-        "path": str(found.path),
+        "path": printable(str(found.path)),
         "status": status,
         "started": f"{start:%Y-%m-%d %H:%M:%S}",
         "duration": format_duration(summary.duration),

@@ -7,23 +7,24 @@ meanwhile are followed, too.
 import argparse
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from lox._errors import StoreError
+from lox._errors import LoxValueError, StoreError
 from lox._patterns import matches
 from lox._store.locations import location_of
 from lox._store.new_rows import NewRows, Row
 from lox._store.reader import Run
+from lox._store.runs import is_run as is_run_at
 from lox._text_curves import printable
 
 from ._arguments import positive_seconds
-from ._find import absolute, add_runs, find_runs, identity, is_run, stores_in
-from ._terminal import prepare_output, styled
+from ._find import absolute, add_runs, check_keys, find_runs, identity, stores_in
+from ._output import output_is_closed, say
+from ._terminal import styled
 from ._values import masked_json, to_text
 
 HELP = "print the last rows of runs, and follow them"
@@ -61,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> int:
-    prepare_output()
     found = {identity(run): run for run in find_runs(arguments.runs)}
     stores = stores_in(arguments.runs) if arguments.follow else []
+    _check_keys(found.values(), arguments)
     printer = _Printer(arguments, has_names=bool(stores) or len(found) > 1)
     open_runs = {}
     for name, one in found.items():
@@ -74,6 +75,8 @@ def run(arguments: Any) -> int:
             open_runs[name] = rows
     while arguments.follow and open_runs:
         time.sleep(arguments.interval)
+        if output_is_closed():  # there may be no further row to notice it by
+            raise BrokenPipeError
         for name, one in _new_runs(stores, found):
             found[name] = one
             open_runs[name] = NewRows(one)
@@ -85,15 +88,30 @@ def run(arguments: Any) -> int:
     return 0
 
 
+def _check_keys(runs: Iterable[Run], arguments: Any) -> None:
+    """Raises if no row can be printed; if rows are awaited, says so."""
+    if arguments.key is None:
+        return
+    try:
+        check_keys(
+            arguments.key, dict.fromkeys(key for run in runs for key in run.keys)
+        )
+    except LoxValueError as error:
+        if not arguments.follow:
+            raise
+        say(f"waiting for such a key: {error}")
+
+
 def _new_runs(
     stores: Iterable[str], known: dict[str, Run]
 ) -> Iterable[tuple[str, Run]]:
     for store in stores:
-        for name in location_of(store).names():
-            path = absolute(os.path.join(store, name))
-            if path not in known and is_run(path):
+        where = location_of(absolute(store))
+        for name in where.names():
+            path = where / name
+            if str(path) not in known and is_run_at(path):
                 with contextlib.suppress(StoreError):  # it may be incomplete now
-                    yield path, Run(path)
+                    yield str(path), Run(path)
 
 
 class _Printer:

@@ -23,7 +23,7 @@ class History(NamedTuple):
     """The recent values of a key, oldest first."""
 
     mean: Array  # over runs
-    std: Array | None  # over runs; None for a single run
+    std: Array | None  # over runs, of a sample (with n - 1); None for a single run
     nonfinite: int  # how many values are not finite
 
 
@@ -188,11 +188,13 @@ def format_runs(values: Sequence[Any]) -> str:
         finite = numbers[np.isfinite(numbers)]
         if not len(finite):
             return format_last(values[0])
-        mean, std = finite.mean().item(), float(finite.std())
-    if (finite == finite[0]).all():  # without rounding errors
-        mean, std = finite[0].item(), 0.0
-    nonfinite = len(numbers) - len(finite)
-    return f"{_format_number(mean)} ± {std:.2g}{_format_nonfinite(nonfinite)}"
+        if (finite == finite[0]).all():  # without rounding errors
+            mean, std = finite[0].item(), 0.0
+        else:
+            mean, std = finite.mean().item(), float(finite.std(ddof=1))
+    spread = f" ± {std:.2g}" if len(finite) > 1 else ""
+    nonfinite = _format_nonfinite(len(numbers) - len(finite))
+    return f"{_format_number(mean)}{spread}{nonfinite}"
 
 
 def _merge_summaries(arrays: Sequence[Summary]) -> Summary:
@@ -255,9 +257,9 @@ def format_rate(rate: float | None) -> str:
     if rate is None:
         return ""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if rate >= unit:
+        if rate >= 0.9995 * unit:  # which is rounded to the unit
             return f"{rate / unit:.3g}{letter}"
-    return f"{rate:.2g}" if rate < 100 else f"{rate:.0f}"
+    return f"{rate:.2g}" if rate < 99.5 else f"{rate:.0f}"
 
 
 def format_time(seconds: float) -> str:
@@ -285,4 +287,5 @@ def _history(curves: Sequence[Curve]) -> History:
         counts = finite.sum(0)
         mean = np.where(finite, histories, 0).sum(0) / counts
         squares = np.where(finite, histories - mean, 0) ** 2
-        return History(mean, np.sqrt(squares.sum(0) / counts), nonfinite)
+        std = np.sqrt(squares.sum(0) / np.where(counts > 1, counts - 1, np.nan))
+        return History(mean, std, nonfinite)
