@@ -3,6 +3,7 @@
 Each message names the keys, the line of the user's `lox.log` call, and the remedy.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 __all__ = [
@@ -87,3 +88,10 @@ def describe(x: Any) -> str:
     if len(text) > 60:
         text = f"{text[:57]}..."
     return f"{text} of type {type(x).__name__}"
+
+
+def check_choice(value: Any, choices: Collection[str], option: str) -> None:
+    """Raises if the value of an option is not one of its choices."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise LoxValueError(f"{option} is {value!r}; it must be one of {known}.")

@@ -2,6 +2,9 @@
 
 import fnmatch
 from collections.abc import Iterable
+from typing import Any
+
+from ._errors import LoxTypeError
 
 
 def matches(key: str, pattern: str) -> bool:
@@ -18,3 +21,20 @@ def unmatched(patterns: Iterable[str], keys: Iterable[str]) -> list[str]:
     """The patterns that match none of the keys."""
     seen = list(keys)
     return [one for one in patterns if not any(matches(key, one) for key in seen)]
+
+
+def names_of(option: str, names: Any) -> tuple[str, ...] | None:
+    """The names or patterns of an option: one, several, or None for the default."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return (names,)
+    try:
+        listed = tuple(names)
+    except TypeError:
+        listed = (names,)
+    if not all(isinstance(name, str) for name in listed):
+        raise LoxTypeError(
+            f"`{option}` must be a string or a sequence of strings, not {names!r}."
+        )
+    return listed

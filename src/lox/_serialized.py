@@ -2,7 +2,7 @@
 
 import collections
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _get_ident = threading.get_ident
@@ -47,3 +47,15 @@ class SerializedCalls:
         finally:
             if self._pending:
                 self._call_pending()
+
+
+def call_all(calls: Iterable[Callable[[], None]]) -> None:
+    """Makes all calls, and then raises the first error, if any."""
+    errors = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

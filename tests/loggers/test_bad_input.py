@@ -300,3 +300,9 @@ def test_trackers_check_logs_that_resemble_earlier_ones():
     assert table.scalars["x"].tolist() == [2.0]
     dict.__setitem__(logs, "x", np.ones((2, 3)))
     assert lox.loggers._trackers.tracker._scalar_table(logs) is None
+
+
+@pytest.mark.parametrize("option", ["histograms", "images"])
+def test_patterns_of_trackers_must_be_strings(tmp_path, option):
+    with pytest.raises(lox.LoxTypeError, match=rf"`{option}` must be a string.* not 3"):
+        lox.loggers.TensorBoardLogger(tmp_path, **{option: 3})

@@ -686,12 +686,12 @@ def test_reader_uses_only_what_is_listed_as_copied(tmp_path):
     update(source, target)
     directory = LocalLocation(target / "run" / "writer-0000")
     whole = Copied.read(directory)
-    assert whole is not None and [x.records for x in whole.segments.values()] == [3, 6]
-    Copied({1: whole.segments[1]._replace(records=2)}).write(directory)
+    assert whole is not None and [x.records for x in whole.values()] == [3, 6]
+    Copied({1: whole[1]._replace(records=2)}).write(directory)
     assert plain(lox.load(target)) == {"x": [1, 2]}
     Copied({}).write(directory)
     assert lox.load(target) == {}
-    more = whole.segments[1]._replace(records=10)
-    Copied({**whole.segments, 1: more}).write(directory)
+    more = whole[1]._replace(records=10)
+    Copied({**whole, 1: more}).write(directory)
     with pytest.warns(lox.LoxWarning, match="lost records of 'x': 6 are left of 10"):
         assert len(lox.load(target)["x"]) == 9

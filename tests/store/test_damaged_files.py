@@ -13,6 +13,7 @@ import lox
 import lox.loggers
 from lox._store import format as store_format
 from lox._store.creating import create_run
+from lox._store.syncing import flush_to_disk
 from lox._store.writer import Writer
 from tests.store.written_runs import (
     SEED,
@@ -41,7 +42,7 @@ def test_numpy_reads_closed_segment(tmp_path):
     writer = Writer(run)
     writer.write(logs)
     assert lox.load(run) == logs  # while it is being written
-    writer.sync()
+    flush_to_disk(writer.paths())
     writer.close()
     lengths = sorted(len(np.load(path)) for path in run.rglob("*.npy"))
     assert lengths == [1, 4]

@@ -14,6 +14,7 @@ import lox
 import lox.loggers
 from lox._store import format as store_format
 from lox._store.creating import create_run, open_run
+from lox._store.syncing import flush_to_disk
 from lox._store.writer import Writer
 from tests.store.child_processes import fork, in_a_process, last_reported, without_fsync
 from tests.store.written_runs import (
@@ -105,7 +106,7 @@ def kill_at_each_operation(directory):
         for i in range(5):
             writer.write(call_of(child, i))
             tell(i + 1)
-        writer.sync()
+        flush_to_disk(writer.paths())
         writer.close()
 
     for mode in "axw":

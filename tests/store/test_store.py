@@ -139,6 +139,12 @@ NAMES = [
 ]
 
 
+def test_load_refuses_names_that_are_not_strings(tmp_path):
+    lox.save({"x": 1}, tmp_path / "run")
+    with pytest.raises(lox.LoxTypeError, match="`argnames` must be a string.* not 3"):
+        lox.load(tmp_path / "run", argnames=3)
+
+
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_run_name_is_kept_and_stays_in_its_directory(tmp_path, name):
     run = tmp_path / "store" / "run"

@@ -6,6 +6,7 @@ needed has not changed since 2016. A column of a thousand rows is encoded with a
 array operations. The tests read everything back with TensorBoard.
 """
 
+import io
 import itertools
 import os
 import pathlib
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lox._images import encode_png, to_uint8
+from lox._store.local_files import append_whole
 
 from .histograms import Array, finite_histogram
 
@@ -113,15 +115,8 @@ def histogram(values: Array) -> bytes:
     finite = np.ravel(values).astype(np.float64)
     finite = finite[np.isfinite(finite)]
     counts, edges = finite_histogram(finite, 30)
-    return _message(
-        (1, float(finite.min(initial=edges[-1]))),
-        (2, float(finite.max(initial=edges[0]))),
-        (3, float(finite.size)),
-        (4, float(finite.sum())),
-        (5, float(np.square(finite).sum())),
-        (6, edges[1:]),
-        (7, counts),
-    )
+    low, high = finite.min(initial=edges[-1]), finite.max(initial=edges[0])
+    return _histogram(low, high, finite.sum(), np.square(finite).sum(), counts, edges)
 
 
 def binned_histogram(counts: Array, edges: Array) -> bytes:
@@ -129,13 +124,19 @@ def binned_histogram(counts: Array, edges: Array) -> bytes:
     counts, edges = counts.astype(np.float64), edges.astype(np.float64)
     centers = edges[:-1] / 2 + edges[1:] / 2
     with np.errstate(over="ignore"):
-        squares = float(counts @ np.square(centers))
+        squares = counts @ np.square(centers)
+    return _histogram(edges[0], edges[-1], counts @ centers, squares, counts, edges)
+
+
+def _histogram(
+    low: Any, high: Any, total: Any, squares: Any, counts: Array, edges: Array
+) -> bytes:
     return _message(
-        (1, float(edges[0])),
-        (2, float(edges[-1])),
+        (1, float(low)),
+        (2, float(high)),
         (3, float(counts.sum())),
-        (4, float(counts @ centers)),
-        (5, squares),
+        (4, float(total)),
+        (5, float(squares)),
         (6, edges[1:]),
         (7, counts),
     )
@@ -164,8 +165,7 @@ class EventFile:
             f"events.out.tfevents.{int(now):010d}.{platform.node() or 'host'}."
             f"{os.getpid()}.{next(_file_numbers)}"
         )
-        self._file = (directory / name).open("xb", buffering=0)
-        self._end = 0
+        self._file = io.FileIO(directory / name, "x")
         self._last_time = now
         self._templates: dict[tuple[Any, ...], _ScalarTemplate] = {}
         self._write(record(_message((1, now), (3, "brain.Event:2"))))
@@ -178,7 +178,9 @@ class EventFile:
         if template is None:
             template = _ScalarTemplate(columns, 5 if is_short else 10)
             self._templates[is_short, *columns] = template
-        self._write(template.records(columns.values(), steps, self._times(steps)))
+        append_whole(
+            self._file, template.records(columns.values(), steps, self._times(steps))
+        )
 
     def histograms(self, columns: Mapping[str, Array], steps: Array) -> None:
         self._write_each(columns, steps, 5, histogram)
@@ -208,7 +210,9 @@ class EventFile:
             for wall_time, step, value in zip(times, steps, column, strict=True):
                 summary_value = _message((1, name), (field, encode(value)))
                 summary = _message((1, summary_value))
-                self._write(_event(float(wall_time), int(step), (5, summary)))
+                append_whole(
+                    self._file, _event(float(wall_time), int(step), (5, summary))
+                )
 
     def hparams(self, values: Mapping[str, Any], group: str) -> None:
         """Writes the config of the run, for TensorBoard's table of hyperparameters."""
@@ -229,7 +233,9 @@ class EventFile:
         # the format requires a tensor; this one is empty
         tensor = _message((1, 1), (2, _message((2, _message((1, 0))))))
         summary_value = _message((1, tag), (9, _message((1, plugin))), (8, tensor))
-        self._write(_event(time.time(), 0, (5, _message((1, summary_value)))))
+        append_whole(
+            self._file, _event(time.time(), 0, (5, _message((1, summary_value))))
+        )
 
     def _times(self, steps: Array) -> Array:
         """Wall times for rows that arrive together, spread since the last ones."""
@@ -239,20 +245,8 @@ class EventFile:
         return np.linspace(last, self._last_time, len(steps) + 1)[1:]
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise FileNotFoundError(
-                    f"{self._file.name} was removed while it was being written"
-                )
-        except BaseException:
-            # a truncated record would hide all records after it
-            self._file.truncate(self._end)
-            self._file.seek(self._end)
-            raise
-        self._end += len(data)
+        # a truncated record would hide all records after it
+        append_whole(self._file, data)
 
     def close(self) -> None:
         self._file.close()
@@ -281,10 +275,7 @@ class _ScalarTemplate:
         summary = b"".join(fields)
         start = time_and_step + _varint(5 << 3 | 2) + _varint(len(summary))
         data = start + summary
-        length = struct.pack("<Q", len(data))
-        self._bytes = b"".join(
-            (length, struct.pack("<I", masked_crc(length)), data, bytes(4))
-        )
+        self._bytes = record(data)
         # where in the record the time, the step and each number begin
         self._time_at = 12 + 1
         self._step_at = 12 + 10

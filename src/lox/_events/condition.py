@@ -4,19 +4,15 @@ A scalar condition applies to the whole event. With an array, each true element 
 separate event: values and steps get one axis of elements, in C order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lox._arrays import is_array
 from lox._errors import LoxTypeError, ShapeError, describe
 from lox._jax import host
-from lox._logs.key import KeyInfo
-from lox._logs.logdict import logdict, make_logdict
-from lox._logs.metadata import Metadata
 
 
 class Condition(NamedTuple):
@@ -74,32 +70,3 @@ class Condition(NamedTuple):
         if not self.shape:
             return x
         return x.reshape(self.mask.shape + x.shape[len(self.shape) :])
-
-
-def event_logs(
-    values: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    condition: Condition | None = None,
-    tags: tuple[str, ...] = (),
-) -> logdict:
-    """The values of one event as a logdict, masked if they have a condition.
-
-    Args:
-        values: the values by key, with the axis of elements that `condition` adds.
-        steps: the steps by name, with the same axis.
-        condition: the condition, if there is one.
-        tags: the tags.
-    """
-    stacked = condition is not None and bool(condition.shape)
-    info = {
-        key: KeyInfo(
-            stacked,
-            0,
-            tuple(jnp.ndim(x) - stacked for x in jax.tree.leaves(value)),
-            tags,
-        )
-        for key, value in values.items()
-    }
-    by_key = {name: dict.fromkeys(values, step) for name, step in steps.items()}
-    mask = {} if condition is None else dict.fromkeys(values, condition.mask)
-    return make_logdict(dict(values), Metadata(by_key, mask, info))

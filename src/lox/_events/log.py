@@ -1,5 +1,7 @@
 """`lox.log`, which checks the logged values and binds an event."""
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never
 
@@ -13,11 +15,13 @@ from lox._jax import host, tracing
 from lox._jax.numbers import lost_by, number_of, rounds
 from lox._libraries.nnx import as_arrays
 from lox._logs.access import key_of
-from lox._logs.logdict import RESERVED, logdict, reserved_step
+from lox._logs.key import KeyInfo
+from lox._logs.logdict import RESERVED, logdict, make_logdict, reserved_step
+from lox._logs.metadata import Metadata
 from lox._reduce import reductions
 from lox._source import Source, user_source
 
-from .condition import Condition, event_logs
+from .condition import Condition
 from .event import Call, Event, Layout, Route
 from .not_traced import may_run_early, warn_if_in_host_function
 from .over import axes_of, check_reductions, reduced
@@ -112,6 +116,77 @@ def log(
     return log_from(source, data, tags, reduce, prefix, explicit, steps, when, over)
 
 
+@dataclasses.dataclass(frozen=True)
+class CallOptions:
+    """The options of a call that logs, as the user has given them.
+
+    Attributes:
+        function: the function that was called.
+        source: the user's line of the call.
+        tags: as in `lox.log`, and so are the others.
+    """
+
+    function: str
+    source: Source
+    tags: Any
+    reduce: Any
+    prefix: Any
+    explicit: Any
+    steps: Mapping[str, Any]
+
+    @functools.cached_property
+    def caller(self) -> str:
+        """What was called, and where, for messages."""
+        return f"`{self.function}` at {self.source}"
+
+    def check(self) -> None:
+        """Refuses a `prefix` or an `explicit` of another type."""
+        if not isinstance(self.prefix, str) or not isinstance(self.explicit, bool):
+            name = "explicit" if isinstance(self.prefix, str) else "prefix"
+            kind = "a bool" if isinstance(self.prefix, str) else "a string"
+            raise LoxTypeError(
+                f"{self.caller}: `{name}` must be {kind}. If it was meant as a step, "
+                f"give the step another name, such as `{name}_step`."
+            )
+
+    def step_numbers(self, condition: Condition | None) -> list[Any]:
+        """The steps as arrays, one number per element that `condition` has."""
+        shape = () if condition is None else condition.shape
+        items = self.steps.items()
+        numbers = [_step(name, value, self.caller, shape) for name, value in items]
+        return numbers if condition is None else list(map(condition.step, numbers))
+
+    def call(
+        self,
+        keys: Sequence[str],
+        trees: Sequence[Any],
+        conditional: bool,
+        over: tuple[str, ...] = (),
+        numbers: tuple[Any, ...] = (),
+    ) -> Call:
+        """The call that logs values of these structures under these keys."""
+        return Call(
+            keys=tuple(keys),
+            trees=tuple(trees),
+            steps=tuple(self.steps),
+            source=self.source,
+            tags=_tags(self.tags, self.caller),
+            explicit=self.explicit,
+            reduce=self._reduction(),
+            conditional=conditional,
+            over=over,
+            early=may_run_early(),
+            numbers=numbers,
+        )
+
+    def _reduction(self) -> Any:
+        """The checked `reduce`, by keys with their prefix."""
+        checked = reductions.check(self.reduce, f" of the {self.caller}")
+        if isinstance(checked, tuple):
+            return tuple((self.prefix + key, name) for key, name in checked)
+        return checked
+
+
 def log_from(
     source: Source,
     data: Any,
@@ -122,75 +197,80 @@ def log_from(
     steps: dict[str, Any],
     when: Any = None,
     over: Any = None,
-    function: str = "lox.log",
 ) -> logdict:
-    """Logs an event for the line `source` of the user's code, a call of `function`."""
-    caller = f"`{function}` at {source}"
+    """Logs an event for the line `source` of the user's code."""
+    options = CallOptions("lox.log", source, tags, reduce, prefix, explicit, steps)
+    return log_with(options, data, when, over)
+
+
+def log_with(
+    options: CallOptions, data: Any, when: Any = None, over: Any = None
+) -> logdict:
+    """Logs an event."""
+    caller = options.caller
     if not isinstance(data, Mapping):
         raise LoxTypeError(
             f"{caller} got {describe(data)} instead of a mapping from names to "
             'values: `lox.log({"loss": loss})`.'
         )
-    check_options(prefix, explicit, caller)
+    options.check()
     axes = axes_of(over, caller)
     if isinstance(data, logdict) and (data.mask or data.steps):
-        return _log_spooled(
-            source, data, tags, reduce, prefix, explicit, steps, when, axes
-        )
+        return _log_spooled(options, data, when, axes)
     condition = None if when is None else Condition.of(when, caller)
-    return _log_event(
-        source, data, condition, tags, reduce, prefix, explicit, steps, axes, caller
-    )
+    return _log_event(options, data, condition, axes)
 
 
 def _log_spooled(
-    source: Source,
-    logs: logdict,
-    tags: Any,
-    reduce: Any,
-    prefix: str,
-    explicit: bool,
-    steps: dict[str, Any],
-    when: Any,
-    over: tuple[str, ...],
+    options: CallOptions, logs: logdict, when: Any, over: tuple[str, ...]
 ) -> logdict:
     """Logs a spooled logdict again, with its steps and its mask."""
     result = logdict()
-    caller = f"`lox.log` at {source}"
+    caller = options.caller
     given = None if when is None else Condition.of(when, caller)
     for key in logs:
         mask = logs.mask.get(key)
         if mask is not None and jnp.ndim(mask):
             raise LoxTypeError(
-                f"`lox.log` at {source} cannot log {key!r} again: some of its rows may "
-                'not have been logged. Reduce it first: `logs.reduce("last")`.'
+                f"{caller} cannot log {key!r} again: some of its rows may not have "
+                'been logged. Reduce it first: `logs.reduce("last")`.'
             )
         own = key_of(logs, key).steps
         own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
-        own.update(steps)
-        one = {key: logs[key]}
+        with_steps = dataclasses.replace(options, steps={**own, **options.steps})
         condition = given
         if mask is not None:
             both = mask if given is None else jnp.reshape(mask & when, jnp.shape(when))
             condition = Condition.of(both, caller)
-        result |= _log_event(
-            source, one, condition, tags, reduce, prefix, explicit, own, over, caller
-        )
+        result |= _log_event(with_steps, {key: logs[key]}, condition, over)
     return result
 
 
 def _log_event(
-    source: Source,
+    options: CallOptions,
     data: Mapping[str, Any],
     condition: Condition | None,
-    tags: Any,
-    reduce: Any,
-    prefix: str,
-    explicit: bool,
-    steps: dict[str, Any],
     over: tuple[str, ...],
-    caller: str,
 ) -> logdict:
+    event, operands = make_event(options, data, condition, over)
+    if event.call.keys:
+        if tracing.at_top_level():
+            warn_if_in_host_function(event.call.keys, event.call.source)
+        if any(isinstance(x, np.ndarray) for x in operands):
+            log_p.impl(*operands, event=event)  # `bind` would convert NumPy arrays
+        else:
+            log_p.bind(*operands, event=event)
+    return logs_of(event, operands)
+
+
+def make_event(
+    options: CallOptions,
+    data: Mapping[str, Any],
+    condition: Condition | None,
+    over: tuple[str, ...],
+) -> tuple[Event, list[Any]]:
+    """The event of a call and its operands, reduced across the mesh axes `over`."""
+    caller = options.caller
     keys, trees, leaves = [], [], []
     for key, value in data.items():
         if not isinstance(key, str):
@@ -201,60 +281,34 @@ def _log_event(
         value_leaves, tree = arrays_of(value, key, caller)
         if condition is not None:
             value_leaves = condition.values(key, value_leaves)
-        keys.append(prefix + key)
+        keys.append(options.prefix + key)
         trees.append(tree)
         leaves += value_leaves
-    numbers = step_numbers(steps, condition, caller)
-    call = Call(
-        keys=tuple(keys),
-        trees=tuple(trees),
-        steps=tuple(steps),
-        source=source,
-        tags=tags_of(tags, caller),
-        explicit=explicit,
-        reduce=reduction_of(reduce, prefix, caller),
-        conditional=condition is not None,
-        over=over,
-        early=may_run_early(),
-        numbers=numbers_of(data.values(), trees, steps.values()),
-    )
-    event = Event(call, layout_of(condition), Route(quiet=explicit))
-    if keys:
-        if tracing.at_top_level():
-            warn_if_in_host_function(keys, source)
-        masks = [] if condition is None else [condition.mask]
-        operands = [*leaves, *numbers, *masks]
-        if over:
-            check_reductions(call.reduce, keys, caller)
-            event, operands = reduced(event, operands)
-            leaves, numbers, condition = _split(operands, leaves, numbers, condition)
-        if any(isinstance(x, np.ndarray) for x in operands):
-            log_p.impl(*operands, event=event)  # `bind` would convert NumPy arrays
-        else:
-            log_p.bind(*operands, event=event)
-    rest = iter(leaves)
-    values = [
-        tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in trees
-    ]
-    return event_logs(
-        dict(zip(keys, values, strict=True)),
-        dict(zip(steps, numbers, strict=True)),
-        condition,
-        call.tags,
-    )
+    steps = options.step_numbers(condition)
+    numbers = numbers_of(data.values(), trees, options.steps.values())
+    call = options.call(keys, trees, condition is not None, over, numbers)
+    event = Event(call, layout_of(condition), Route(quiet=call.explicit))
+    masks = [] if condition is None else [condition.mask]
+    operands = [*leaves, *steps, *masks]
+    if not over or not keys:
+        return event, operands
+    check_reductions(call.reduce, keys, caller)
+    return reduced(event, operands)
 
 
-def _split(
-    operands: list[Any],
-    leaves: Sequence[Any],
-    numbers: Sequence[Any],
-    condition: Condition | None,
-) -> tuple[list[Any], list[Any], Condition | None]:
-    """New operands of an event, as its leaves, steps and condition."""
-    first, last = len(leaves), len(leaves) + len(numbers)
-    if condition is not None:
-        condition = condition._replace(mask=operands[last])
-    return operands[:first], operands[first:last], condition
+def logs_of(event: Event, operands: Sequence[Any]) -> logdict:
+    """The values of an event as a logdict, masked if it has a `when`."""
+    call, parts = event.call, event.split(operands)
+    stacked = event.layout.elements
+    values, info = {}, {}
+    for key, tree, leaves in zip(call.keys, call.trees, parts.values, strict=True):
+        values[key] = tree.unflatten(leaves)
+        ndims = tuple(jnp.ndim(leaf) - stacked for leaf in leaves)
+        info[key] = KeyInfo(stacked, 0, ndims, call.tags)
+    pairs = zip(call.steps, parts.steps, strict=True)
+    by_key = {name: dict.fromkeys(values, step) for name, step in pairs}
+    mask = {} if parts.mask is None else dict.fromkeys(values, parts.mask)
+    return make_logdict(values, Metadata(by_key, mask, info))
 
 
 def numbers_of(
@@ -341,31 +395,11 @@ def too_large(number: Any, name: str) -> str:
     )
 
 
-def check_options(prefix: Any, explicit: Any, caller: str) -> None:
-    """Refuses a `prefix` that is not a string and an `explicit` that is not a bool."""
-    if not isinstance(prefix, str) or not isinstance(explicit, bool):
-        name = "explicit" if isinstance(prefix, str) else "prefix"
-        kind = "a bool" if isinstance(prefix, str) else "a string"
-        raise LoxTypeError(
-            f"{caller}: `{name}` must be {kind}. If it was meant as a step, give "
-            f"the step another name, such as `{name}_step`."
-        )
-
-
 def layout_of(condition: Condition | None) -> Layout:
     """The layout of an event with this `when`."""
     if condition is None:
         return Layout()
     return Layout(elements=bool(condition.shape), masked=True)
-
-
-def step_numbers(
-    steps: Mapping[str, Any], condition: Condition | None, caller: str
-) -> list[Any]:
-    """The steps as arrays, one number per element that `condition` has."""
-    shape = () if condition is None else condition.shape
-    numbers = [_step(name, value, caller, shape) for name, value in steps.items()]
-    return numbers if condition is None else list(map(condition.step, numbers))
 
 
 def _step(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any:
@@ -390,7 +424,7 @@ def _step(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any
     return number
 
 
-def tags_of(tags: Any, caller: str) -> tuple[str, ...]:
+def _tags(tags: Any, caller: str) -> tuple[str, ...]:
     """The checked `tags`."""
     listed = (tags,) if isinstance(tags, str) else tags
     if not isinstance(listed, Iterable) or is_array(listed):
@@ -402,11 +436,3 @@ def tags_of(tags: Any, caller: str) -> tuple[str, ...]:
             "this name, give it another name: `tags_step`."
         )
     return found
-
-
-def reduction_of(reduce: Any, prefix: str, caller: str) -> Any:
-    """The checked `reduce`, by keys with their prefix."""
-    checked = reductions.check(reduce, f" of the {caller}")
-    if isinstance(checked, tuple):
-        return tuple((prefix + key, name) for key, name in checked)
-    return checked

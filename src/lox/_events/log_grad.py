@@ -20,8 +20,7 @@ from lox._source import user_source
 
 from .condition import Condition
 from .event import Call, Event, Route
-from .log import check_options, layout_of, reduction_of, step_numbers, tags_of
-from .not_traced import may_run_early
+from .log import CallOptions, layout_of
 from .over import axes_of, check_reductions, reduced
 from .primitive import log_p, with_lanes
 
@@ -81,29 +80,21 @@ def log_grad(
         >>> logs.sort("step")
         {'dh': [8.0, 4.0, 2.0]}
     """
-    source = user_source()
-    caller = f"`lox.log_grad` at {source}"
+    options = CallOptions(
+        "lox.log_grad", user_source(), tags, reduce, prefix, explicit, steps
+    )
+    caller = options.caller
     _check_arguments(name, x, others, caller)
-    check_options(prefix, explicit, caller)
+    options.check()
     leaves, tree = jax.tree.flatten(x)
     logged = _differentiable(leaves, name, x, caller)
     condition = None if when is None else Condition.of(when, caller)
-    numbers = step_numbers(steps, condition, caller)
-    axes, reduction = axes_of(over, caller), reduction_of(reduce, prefix, caller)
+    numbers = options.step_numbers(condition)
+    axes = axes_of(over, caller)
+    structure = _with_none(_tree_of_arrays(x, tree), logged)
+    call = options.call([prefix + name], [structure], condition is not None, axes)
     if axes:
-        check_reductions(reduction, (prefix + name,), caller)
-    call = Call(
-        keys=(prefix + name,),
-        trees=(_with_none(_tree_of_arrays(x, tree), logged),),
-        steps=tuple(steps),
-        source=source,
-        tags=tags_of(tags, caller),
-        explicit=explicit,
-        reduce=reduction,
-        conditional=condition is not None,
-        over=axes,
-        early=may_run_early(),
-    )
+        check_reductions(call.reduce, call.keys, caller)
     return tree.unflatten(bind_log_grad(leaves, logged, call, numbers, condition))
 
 

@@ -5,10 +5,8 @@ The values are reduced where they are logged, by a collective, as if the user ha
 them, and on the host only the first device along these axes delivers the event.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import jax
 
 from lox._errors import LoxTypeError, LoxValueError
 from lox._jax import array_types
@@ -16,7 +14,6 @@ from lox._reduce.devices import KINDS, Devices
 from lox._reduce.named import REDUCTIONS, Named
 from lox._reduce.reductions import Checked, choose
 
-from .condition import Condition
 from .event import Event
 
 
@@ -135,33 +132,3 @@ def across_devices(reduction: Any) -> Named:
 def _is_unchanged(x: Any, reduction: Named) -> bool:
     """Whether the reduction of equal values is the value itself."""
     return reduction.name != "sum" and reduction.dtype(x.dtype) == x.dtype
-
-
-def mean_of_devices(
-    over: tuple[str, ...],
-    values: Mapping[str, Any],
-    steps: Mapping[str, Any],
-    condition: Condition | None,
-    caller: str,
-) -> tuple[dict[str, Any], dict[str, Any], Condition | None]:
-    """The means of values across devices, their steps and their condition.
-
-    Args:
-        over: the mesh axes.
-        values: pytrees of arrays, with the axis of elements that `condition` adds.
-        steps: the steps, with the same axis.
-        condition: the `when`, if there is one.
-        caller: what was called, and where, for messages.
-    """
-    devices = Devices(over, None if condition is None else condition.mask)
-    mean = across_devices(None)
-    means = {
-        key: jax.tree.map(
-            lambda x, key=key: devices.reduced(x, mean, f"{caller}: {key!r}"), value
-        )
-        for key, value in values.items()
-    }
-    firsts = {name: devices.first(step) for name, step in steps.items()}
-    if condition is not None:
-        condition = condition._replace(mask=devices.mask)
-    return means, firsts, condition

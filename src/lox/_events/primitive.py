@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lox._arrays import to_numpy
+from lox._arrays import is_typed_key, to_numpy
 from lox._flag import Flag
 from lox._jax import (
     array_types,
@@ -111,13 +111,9 @@ def _impl(*operands: Any, event: Event) -> list[Any]:
 
 def to_host(x: Any) -> Any:
     """Converts to NumPy; typed PRNG keys, which NumPy does not have, to their data."""
-    if is_key(x):
+    if is_typed_key(x):
         x = jax.random.key_data(x)
     return to_numpy(x)
-
-
-def is_key(x: Any) -> bool:
-    return jnp.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key)
 
 
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:

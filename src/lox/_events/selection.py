@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from lox._errors import LoxTypeError
-from lox._patterns import matches_any, unmatched
+from lox._patterns import matches_any, names_of, unmatched
 
 from .event import Event
 
@@ -26,7 +25,7 @@ class Selection:
 
     @classmethod
     def of(cls, argnames: Any, tags: Any) -> "Selection":
-        return cls(_names("argnames", argnames), _names("tags", tags))
+        return cls(names_of("argnames", argnames), names_of("tags", tags))
 
     def selects_event(self, event: Event) -> bool:
         if event.call.api != self.api:
@@ -47,19 +46,3 @@ class Selection:
         """The `tags` that no event has."""
         known = {tag for event in events for tag in event.call.tags}
         return [tag for tag in self.tags or () if tag not in known]
-
-
-def _names(what: str, names: Any) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str):
-        return (names,)
-    try:
-        listed = tuple(names)
-    except TypeError:
-        listed = (names,)
-    if not all(isinstance(name, str) for name in listed):
-        raise LoxTypeError(
-            f"`{what}` must be a string or a sequence of strings, not {names!r}."
-        )
-    return listed

@@ -17,9 +17,8 @@ from lox._source import user_source
 from .array_statistics import statistics_of
 from .condition import Condition
 from .event import Call, Event
-from .log import log_from, reduction_of, step_numbers, tags_of
+from .log import CallOptions, log_with
 from .log_grad import bind_log_grad
-from .not_traced import may_run_early
 from .primitive import log_p
 from .stats import DEFAULT, check_names, join, name_of, named_arrays
 
@@ -105,35 +104,16 @@ def watch(
     nonfinite = isinstance(when, str)
     statistics = _Statistics(paths, names, split, nonfinite)
     below = f"{prefix}{name}/" if name else prefix
+    options = CallOptions("lox.watch", source, tags, reduce, below, explicit, steps)
     result = tree
     if grad:
         given = None if nonfinite or when is None else Condition.of(when, caller)
-        of_cotangents = f"{below}grad/"
-        call = Call(
-            keys=(of_cotangents[:-1],),
-            trees=(),
-            steps=tuple(steps),
-            source=source,
-            tags=tags_of(tags, caller),
-            explicit=explicit,
-            reduce=reduction_of(reduce, of_cotangents, caller),
-            conditional=when is not None,
-            early=may_run_early(),
-        )
-        numbers = step_numbers(steps, given, caller)
+        of_cotangents = dataclasses.replace(options, prefix=f"{below}grad/")
+        call = of_cotangents.call([f"{below}grad"], [], when is not None)
+        numbers = options.step_numbers(given)
         result = _watch_cotangents(tree, statistics, call, numbers, given)
     for values, happens in statistics.events([x for _, x in arrays]):
-        log_from(
-            source,
-            values,
-            tags,
-            reduce,
-            below,
-            explicit,
-            steps,
-            happens if nonfinite else when,
-            function="lox.watch",
-        )
+        log_with(options, values, happens if nonfinite else when)
     return result
 
 

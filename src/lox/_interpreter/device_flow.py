@@ -94,15 +94,8 @@ class _Flow:
     def results(self, jaxpr: Any, ins: Sequence[Axes]) -> list[Axes]:
         """Along which axes the results of a jaxpr may differ, given its inputs."""
         jaxpr = jaxprs.open_jaxpr(jaxpr)
-        env: dict[Any, Axes] = dict(zip(jaxpr.invars, ins, strict=True))
-
-        def read(atom: Any) -> Axes:
-            return _SAME if isinstance(atom, jaxprs.Literal) else env.get(atom, _SAME)
-
-        for eqn in jaxpr.eqns:
-            outs = self._of_equation(eqn, list(map(read, eqn.invars)))
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return list(map(read, jaxpr.outvars))
+        inputs = [*[_SAME] * len(jaxpr.constvars), *ins]
+        return jaxprs.interpret(jaxpr, inputs, self._of_equation, lambda _: _SAME)
 
     def _of_equation(self, eqn: Any, ins: list[Axes]) -> list[Axes]:
         name, params = eqn.primitive.name, eqn.params

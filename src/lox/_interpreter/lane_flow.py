@@ -53,23 +53,13 @@ def _answers(levels: Sequence[int]) -> list[HasLanes]:
 def _propagate(jaxpr: Any, ins: Sequence[int]) -> list[int]:
     """The levels of the results of a jaxpr, given those of its inputs."""
     jaxpr = jaxprs.open_jaxpr(jaxpr)
-    found: list[int] = cached(
-        jaxpr, ("lanes of", bytes(ins)), lambda: _evaluate(jaxpr, ins)
-    )
+
+    def evaluate() -> list[int]:
+        inputs = [*[_NO] * len(jaxpr.constvars), *ins]
+        return jaxprs.interpret(jaxpr, inputs, _propagate_equation, lambda _: _NO)
+
+    found: list[int] = cached(jaxpr, ("lanes of", bytes(ins)), evaluate)
     return found
-
-
-def _evaluate(jaxpr: Any, ins: Sequence[int]) -> list[int]:
-    env: dict[Any, int] = dict(zip(jaxpr.invars, ins, strict=True))
-
-    def read(atom: Any) -> int:
-        return _NO if isinstance(atom, jaxprs.Literal) else env.get(atom, _NO)
-
-    for eqn in jaxpr.eqns:
-        if eqn.outvars:
-            outs = _propagate_equation(eqn, list(map(read, eqn.invars)))
-            env.update(zip(eqn.outvars, outs, strict=True))
-    return list(map(read, jaxpr.outvars))
 
 
 def _propagate_equation(eqn: Any, ins: list[int]) -> list[int]:

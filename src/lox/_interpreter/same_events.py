@@ -88,38 +88,29 @@ class _ValueNumbering:
         self, jaxpr: Any, inputs: Sequence[Hashable], events: list[Any]
     ) -> list[Any]:
         """Returns the numbers of the results; appends events to `events`."""
-        env: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Any:
-            if isinstance(atom, jaxprs.Literal):
-                return "literal", atom.aval, _constant(atom.val)
-            return env[atom]
+        def of_literal(atom: Any) -> Any:
+            return "literal", atom.aval, _constant(atom.val)
 
-        for eqn in jaxpr.eqns:
-            ins = tuple(map(read, eqn.invars))
-            inlined = _inlined_jaxpr(eqn)
-            outs: Sequence[Any] = []
+        def evaluate(eqn: Any, ins: list[Any]) -> list[Any]:
             if eqn.primitive is log_p:
                 event = eqn.params["event"]
                 if event.call.keys:
-                    events.append(
-                        (
-                            _without_anchors(event),
-                            ins[: len(ins) - event.layout.anchors],
-                        )
-                    )
-            elif inlined is not None:
+                    values = tuple(ins[: len(ins) - event.layout.anchors])
+                    events.append((_without_anchors(event), values))
+                return []
+            inlined = _inlined_jaxpr(eqn)
+            if inlined is not None:
                 inner, consts = jaxprs.constants_to_inputs(inlined)
-                outs = self._evaluate(inner, [*map(_constant, consts), *ins], events)
-            else:
-                params = tuple(sorted(primitives.comparable_params(eqn).items()))
-                key = (eqn.primitive, self._static(params), ins)
-                number = self._table.setdefault(key, len(self._table))
-                outs = [(number, i) for i in range(len(eqn.outvars))]
-                if events_inside(eqn):
-                    events.append(number)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return list(map(read, jaxpr.outvars))
+                return self._evaluate(inner, [*map(_constant, consts), *ins], events)
+            params = tuple(sorted(primitives.comparable_params(eqn).items()))
+            key = (eqn.primitive, self._static(params), tuple(ins))
+            number = self._table.setdefault(key, len(self._table))
+            if events_inside(eqn):
+                events.append(number)
+            return [(number, i) for i in range(len(eqn.outvars))]
+
+        return jaxprs.interpret(jaxpr, inputs, evaluate, of_literal)
 
     def _static(self, value: Any) -> Hashable:
         """A parameter in a form that can be compared."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from lox._flag import Flag
+from lox._serialized import call_all
 
 from . import compat, patches, tracebacks
 from .patches import Patch, UnavailableError
@@ -58,17 +59,9 @@ def _watch_barrier() -> None:
             _forget_failed(self)
         finally:
             if not _without_hooks:
-                _run_all(_barrier_hooks)
+                call_all(_barrier_hooks)
 
     tokens.block_until_ready = block_until_ready
-
-
-def _run_all(hooks: Sequence[Callable[[], None]]) -> None:
-    if hooks:
-        try:
-            hooks[0]()
-        finally:  # the others run even if one raises
-            _run_all(hooks[1:])
 
 
 BARRIER = Patch(

@@ -278,6 +278,32 @@ def expanded_hijax(eqn: JaxprEqn) -> Any:
     )
 
 
+def interpret(
+    jaxpr: Any,
+    inputs: Sequence[Any],
+    evaluate: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
+    of_literal: Callable[[Any], Any] = lambda literal: literal.val,
+) -> list[Any]:
+    """Interprets an open jaxpr, equation by equation.
+
+    Args:
+        jaxpr: the jaxpr.
+        inputs: the values of its constants and inputs, or what stands for them.
+        evaluate: the same for the outputs of an equation, given its inputs.
+        of_literal: the same for a literal.
+    """
+    variables = (*jaxpr.constvars, *jaxpr.invars)
+    env: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
+
+    def read(atom: Any) -> Any:
+        return of_literal(atom) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        outs = evaluate(eqn, list(map(read, eqn.invars)))
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
 def jaxpr_function(closed: Any) -> Any:
     """A closed jaxpr as a wrapped function of flat arguments."""
     info = _unnamed(closed.jaxpr.debug_info)

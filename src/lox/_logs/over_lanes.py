@@ -1,14 +1,13 @@
 """`logs.over_lanes`: statistics over lanes, such as the seeds of a `vmap`."""
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lox._arrays import structure_of
-from lox._errors import LoxKeyError, LoxValueError, LoxWarning
-from lox._source import user_line
+from lox._errors import LoxKeyError, LoxValueError
+from lox._source import warn
 
 from .key import Key, KeyInfo
 from .lane_points import LanePoints, align_lanes, has_lanes
@@ -90,12 +89,10 @@ def warn_of_nonfinite(name: str, points: LanePoints, samples: list[Sample]) -> N
         where = f", from {points.step} {points.steps[points.step][first]}"
     elif len(points.present) > 1:
         where = f", from row {first}"
-    warnings.warn_explicit(
+    warn(
         f"{name!r} has values that are not finite in {count} of "
         f"{points.present.shape[1]} lanes{where}. Statistics over lanes leave these "
-        "values out; `count` says how many there are at each point.",
-        LoxWarning,
-        *user_line(),
+        "values out; `count` says how many there are at each point."
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lox._errors import LoxValueError
+from lox._errors import LoxValueError, check_choice
 from lox._patterns import matches
 from lox._text_curves import printable
 
@@ -79,11 +79,8 @@ def plot_groups(
         logx: whether the x-axis is logarithmic.
         logy: whether the y-axis is logarithmic.
     """
-    if band is not None and band not in BANDS:
-        raise LoxValueError(
-            f"`band` of `plot` is {band!r}; it must be one of "
-            f"{', '.join(map(repr, BANDS))}."
-        )
+    if band is not None:
+        check_choice(band, BANDS, "`band` of `plot`")
     # not with pyplot, which would keep the figure, and show it twice in a notebook
     module = require("matplotlib.figure", "plot", "`plot`")
     panels = panels_of(groups, keys)

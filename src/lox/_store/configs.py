@@ -22,18 +22,17 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def config_names(runs: Iterable[_HasConfig]) -> list[str]:
-    """The names of all configs, in the order in which they are found."""
-    return list(dict.fromkeys(name for run in runs for name in flat_config(run.config)))
+def all_names(dicts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names in all dicts, in the order in which they are found."""
+    return list(dict.fromkeys(name for each in dicts for name in each))
 
 
 def varying_names(runs: Iterable[_HasConfig]) -> list[str]:
     """The names of the configs that are not the same for all runs."""
     configs = [flat_config(run.config) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
     return [
         name
-        for name in names
+        for name in all_names(configs)
         if len({hashable(config.get(name, _MISSING)) for config in configs}) > 1
     ]
 

@@ -5,7 +5,6 @@ reader of the copy could see events of one file without earlier ones of another.
 list is removed once the copy of a finished writer is complete.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 from lox._errors import StoreError
@@ -23,20 +22,16 @@ class CopiedSegment(NamedTuple):
         closed: the number of records that the header of the file says; 0 if none.
     """
 
-    records: int
-    places: int
-    closed: int
+    records: int = 0
+    places: int = 0
+    closed: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Copied:
-    """What has been copied of a writer; anything else is not part of the copy yet.
+class Copied(dict[int, CopiedSegment]):
+    """What has been copied of each segment of a writer, by number.
 
-    Attributes:
-        segments: what has been copied of each segment, by number.
+    Anything else is not part of the copy yet.
     """
-
-    segments: dict[int, CopiedSegment]
 
     @classmethod
     def read(cls, directory: Location) -> "Copied | None":
@@ -47,17 +42,17 @@ class Copied:
         except FileNotFoundError:
             return None
         try:
-            segments = {number: CopiedSegment(*counts) for number, *counts in listed}
+            copied = cls((n, CopiedSegment._make(counts)) for n, *counts in listed)
         except (TypeError, ValueError):
-            segments = {-1: CopiedSegment(0, 0, 0)}
-        for number, counts in segments.items():
+            copied = cls({-1: CopiedSegment()})
+        for number, counts in copied.items():
             if not all(type(n) is int and 0 <= n < 2**63 for n in (number, *counts)):
                 raise StoreError(f"{path} does not list what was copied.")
-        return cls(segments)
+        return copied
 
     def write(self, directory: Location) -> int:
         """Writes the list; returns its size in bytes."""
-        segments = [[number, *counts] for number, counts in self.segments.items()]
+        segments = [[number, *counts] for number, counts in self.items()]
         content = format_json({"version": VERSION, "segments": segments})
         (directory / COPIED).replace(content)
         return len(content)

@@ -15,18 +15,17 @@ from lox._errors import StoreError
 from lox._version import __version__
 
 from .format import (
-    FINISHED,
     RUN_FILE,
     SEGMENT_FILE,
     TEMPORARY,
     VERSION,
     WRITER,
+    WRITER_FILE,
     display_path,
     is_empty,
     write_json,
 )
 from .local_files import LocalLocation
-from .owners import OPEN
 from .processes import PART, job_of, part_path, parts_of, run_of_part
 from .reader import Run
 from .writer import Writer
@@ -207,8 +206,7 @@ def _names_in(path: pathlib.Path) -> list[str]:
 
 def _is_run_file(name: str) -> bool:
     temporary = name.startswith(RUN_FILE) and name.endswith(TEMPORARY)
-    kinds = WRITER, FINISHED, OPEN, PART
-    return temporary or any(kind.fullmatch(name) for kind in kinds)
+    return bool(temporary or WRITER_FILE.fullmatch(name) or PART.fullmatch(name))
 
 
 def _remove_rows(path: pathlib.Path, before: int) -> None:
@@ -217,8 +215,7 @@ def _remove_rows(path: pathlib.Path, before: int) -> None:
     If the process is killed before the end, files remain that are not part of the run.
     """
     for name in os.listdir(path):
-        matches = (kind.fullmatch(name) for kind in (WRITER, FINISHED, OPEN))
-        match = next(filter(None, matches), None)
+        match = WRITER_FILE.fullmatch(name)
         if match is None or int(match[1]) >= before:
             continue
         found = path / name

@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,9 @@ WRITER = re.compile(r"writer-(\d{4,})")
 FINISHED = re.compile(
     r"writer-(\d{4,})\.json"
 )  # the list that a finished writer leaves
+# the files of a writer in its run: its directory, the list that it leaves when it has
+# finished, and the file that says that it is open
+WRITER_FILE = re.compile(r"writer-(\d{4,})(|\.json|\.open\.json)")
 SEGMENT = re.compile(r"(\d{4,})\.json")
 COPIED = "copied.json"  # in a copy: what has been copied so far of a writer
 # all files in the directory of a writer
@@ -55,6 +58,12 @@ def display_path(path: pathlib.Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return str(path.relative_to(pathlib.Path.cwd()))
     return str(path)
+
+
+def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    """The names that match a pattern, in the order of their numbers."""
+    matches = (pattern.fullmatch(name) for name in names)
+    return sorted((int(match[1]), match[0]) for match in matches if match)
 
 
 def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
@@ -133,6 +142,23 @@ def _remove_empty(path: str, temporary: str) -> None:
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
         os.unlink(temporary)
+
+
+class reading:
+    """A context that raises errors with the name of what cannot be read.
+
+    A class, because a store may have thousands of files: a generator takes longer.
+    """
+
+    def __init__(self, path: Location) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        unexpected = isinstance(error, OSError | OverflowError | ValueError)
+        if unexpected and not isinstance(error, StoreError):
+            raise StoreError(f"{self._path} cannot be read: {error}.") from error
 
 
 def read_json(path: pathlib.Path | Location) -> dict[str, Any]:
@@ -261,16 +287,13 @@ def read_places(
         limit: the maximum number of entries to read.
         start: the number of entries to skip.
     """
-    try:
+    raw = b""
+    with reading(path), contextlib.suppress(FileNotFoundError):
         count = path.size() // PLACE.itemsize
         count = count if limit is None else min(count, start + limit)
         first = max(count - 1, start) if last else start
         size = (count - first) * PLACE.itemsize
         raw = path.read(first * PLACE.itemsize, size)
-    except FileNotFoundError:
-        raw = b""
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error}.") from error
     places = np.frombuffer(raw, PLACE)
     starts = range(0, len(raw), PLACE.itemsize)
     checksums = [zlib.crc32(raw[i : i + _CHECKED_BYTES]) for i in starts]

@@ -39,8 +39,8 @@ class GrowingFile:
         try:
             handle = self.acquire()
             written = handle.write(data)
-            if written != len(data):
-                _write_rest(handle, memoryview(data)[written:])
+            while written < len(data):
+                written += handle.write(memoryview(data)[written:])
             self.check_linked(handle)
         finally:
             self.in_use = False
@@ -51,7 +51,7 @@ class GrowingFile:
             raise removed_error(self.path)
 
     def acquire(self) -> io.FileIO:
-        """Opens the file until `release`, for one thread at a time."""
+        """Opens the file, until the caller sets `in_use` to False."""
         with _open_files.lock:  # so that no other thread closes it
             self.in_use = True
             handle = self.handle
@@ -68,9 +68,6 @@ class GrowingFile:
             self.in_use = False
             raise
         return handle
-
-    def release(self) -> None:
-        self.in_use = False
 
     def close(self) -> None:
         _open_files.forget(self)
@@ -94,11 +91,6 @@ class GrowingFile:
         assert self.handle is not None
         status = os.fstat(self.handle.fileno())
         return status.st_dev, status.st_ino
-
-
-def _write_rest(handle: io.FileIO, rest: memoryview) -> None:
-    while rest:
-        rest = rest[handle.write(rest) :]
 
 
 def removed_error(path: pathlib.Path) -> FileNotFoundError:

@@ -22,7 +22,6 @@ class KeyPart:
         self.writer = writer
         self.segment = segment
         self.key, self._first_leaf = segment.keys[name]
-        self._first_step = sum(len(key.columns) for key in segment.schema.keys)
 
     def rows(self, masked: bool) -> Key:
         """The records as rows, with time as the first axis and, if `masked`, a mask."""
@@ -37,7 +36,7 @@ class KeyPart:
             for i, column in enumerate(columns)
         ]
         steps = {
-            name: self._decode(column, self._first_step + i)
+            name: self._decode(column, self.segment.first_step + i)
             for i, (name, column) in enumerate(schema.steps)
         }
         mask = self._mask(columns[0].shape[:lanes]) if masked else None
@@ -49,7 +48,7 @@ class KeyPart:
         schema = self.segment.schema
         if schema.mask is None:  # all rows happened in all lanes
             return np.ones((self.segment.count, *lane_shape), bool)
-        position = self._first_step + len(schema.steps)
+        position = self.segment.first_step + len(schema.steps)
         return self._decode(schema.mask, position).astype(bool)
 
     def has_step(self, name: str) -> bool:

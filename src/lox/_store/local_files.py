@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import os
 import pathlib
 import stat
@@ -94,12 +95,8 @@ class LocalLocation:
             os.close(descriptor)
 
     def read_and_size(self, count: int) -> tuple[bytes, int]:
-        descriptor, status = self._opened_to_read()
-        try:
-            first = _read(descriptor, 0, min(count, status.st_size))
-            return first, os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+        ends = self.ends(count, record=0)
+        return ends.head, ends.size
 
     def ends(self, start: int, record: int) -> Ends:
         descriptor, status = self._opened_to_read()
@@ -229,26 +226,55 @@ def _location(name: str) -> LocalLocation:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps other threads and processes out that lock the same directory.
-
-    The lock ends with the process. Where directories cannot be locked, as on Windows
-    and on some network file systems, nobody is kept out.
-    """
+    """Keeps others out that lock the same directory; see `locked_file`."""
     if fcntl is None:
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
+        with locked_file(descriptor):
             yield
-        finally:
-            # explicitly: a process that was forked meanwhile has the file open, too
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked_file(file: int | io.FileIO) -> Iterator[None]:
+    """Keeps other threads and processes out that lock the same file.
+
+    The lock ends with the process. Where files cannot be locked, as on Windows and on
+    some network file systems, nobody is kept out.
+    """
+    if fcntl is None:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        # explicitly: a process that was forked meanwhile has the file open, too
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def append_whole(file: io.FileIO, data: bytes) -> None:
+    """Appends all of the data to an open file, or nothing."""
+    rest = memoryview(data)
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+        if os.fstat(file.fileno()).st_nlink == 0:
+            raise removed_error(file)
+    except BaseException:
+        file.truncate(end)
+        raise
+
+
+def removed_error(file: io.FileIO) -> FileNotFoundError:
+    path = os.fsdecode(file.name)
+    return FileNotFoundError(f"{path} was removed while it was being written")
 
 
 def temporary_name(name: str) -> str:

@@ -96,34 +96,25 @@ class Finished:
         return f"{path} is missing, with {count} records{_of_keys(list(names))}."
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlacedRecords:
-    """What the `.places` file of a segment says about its records.
+def placed_records(path: Location) -> int | None:
+    """The minimum number of records that were written, given their `.places` file.
 
-    Attributes:
-        has_file: whether a file of records was created; it may be empty.
-        at_least: the minimum number of records that were written.
+    None if no file of records was created. Call it before counting the records: both
+    may be growing.
     """
-
-    has_file: bool
-    at_least: int
-
-    @classmethod
-    def read(cls, path: Location) -> "PlacedRecords":
-        """Reads the file. Call it before counting the records: both may be growing."""
-        try:
-            if path.size() == 0:  # it is created before the file of records
-                return cls(False, 0)
-            last = read_places(path, last=True)["row"].tolist()
-        except (OSError, StoreError):  # raised again if the places are needed
-            return cls(True, 0)
-        return cls(True, last[0] if last else 0)
+    try:
+        if path.size() == 0:  # it is created before the file of records
+            return None
+        last = read_places(path, last=True)["row"].tolist()
+    except (OSError, StoreError):  # raised again if the places are needed
+        return 0
+    return last[0] if last else 0
 
 
 def lost_records(
     path: Location,
     count: int | None,
-    placed: PlacedRecords,
+    placed: int | None,
     known: int,
     names: list[str],
 ) -> str | None:
@@ -132,17 +123,18 @@ def lost_records(
     Args:
         path: the file of the records.
         count: the number of records; None if the file or its header is missing.
-        placed: what the `.places` file says.
+        placed: what `placed_records` has returned.
         known: the number of records when the file was closed; 0 if it was not.
         names: the keys of the segment.
     """
-    if count is None and not placed.has_file and not known:
+    if count is None and placed is None and not known:
         return None  # the process was killed before it created the file
-    if count is not None and count >= max(known, placed.at_least):
+    at_least = placed or 0
+    if count is not None and count >= max(known, at_least):
         return None
     amount = str(known or "an unknown number of")
-    if placed.at_least > known:
-        amount = f"at least {placed.at_least}"
+    if at_least > known:
+        amount = f"at least {at_least}"
     loss = f"{count or 0} are left of {amount} records"
     if not path.exists():
         loss = f"the file is missing, with {amount} records"
@@ -168,7 +160,7 @@ def lost_files(
     matches = [_SEGMENT_DATA.fullmatch(name) for name in names]
     numbers = {int(match[1]) for match in matches if match} | {*finished.segments}
     if copied is not None:  # other files are being copied
-        numbers = {*copied.segments}
+        numbers = {*copied}
     for number in sorted(numbers - found):
         path = directory / f"{number:04d}.json"
         count, keys = finished.segments.get(number, (0, ()))
@@ -189,10 +181,11 @@ def _describe_count(path: Location) -> str:
     count = _count_records(path.with_suffix(".npy"))
     if count is not None:
         return str(count or "")
-    placed = PlacedRecords.read(places)
-    if placed.at_least:
-        return f"at least {placed.at_least}"
-    written = path.with_suffix(".npy").exists() or (placed.has_file and places.exists())
+    placed = placed_records(places)
+    if placed:
+        return f"at least {placed}"
+    has_places = placed is not None and places.exists()
+    written = path.with_suffix(".npy").exists() or has_places
     return "an unknown number of" if written else ""
 
 

@@ -70,20 +70,11 @@ class NewRows:
             if start < stop:
                 numbers = range(start, stop)
                 if not alone:
-                    numbers = _numbers(segment, start, stop)
+                    numbers = segment.numbers(start, stop).tolist()
                 numbered += zip(numbers, _rows(segment, start, stop), strict=True)
         if not alone:
             numbered.sort(key=lambda pair: pair[0])
         return [row for _, row in numbered]
-
-
-def _numbers(segment: Segment, start: int, stop: int) -> Any:
-    """The numbers of the events of some records, in the writer's order."""
-    rows, numbers, _ = segment.places()
-    rows, numbers = rows.astype(np.int64), numbers.astype(np.int64)
-    at = np.arange(start, stop)
-    series = np.searchsorted(rows, at, side="right") - 1
-    return (numbers[series] + at - rows[series]).tolist()
 
 
 def _rows(segment: Segment, start: int, stop: int) -> Iterator[Row]:
@@ -94,15 +85,12 @@ def _rows(segment: Segment, start: int, stop: int) -> Iterator[Row]:
     ]
     # PRNG keys are not decoded, since that needs JAX
     arrays = [x if column.impl else column.decode(x) for column, x in columns]
-    first_step = sum(len(key.columns) for key in schema.keys)
-    steps = [(name, arrays[first_step + i]) for i, (name, _) in enumerate(schema.steps)]
+    step_names = (name for name, _ in schema.steps)
+    steps = list(zip(step_names, arrays[segment.first_step :], strict=False))
     mask = None if schema.mask is None else arrays[-1].astype(bool)
     values: list[tuple[str, Any]] = []
-    at = 0
-    for key in schema.keys:
-        leaves = arrays[at : at + len(key.columns)]
-        at += len(key.columns)
-        tree = build_tree(key.tree, leaves)
+    for key, first in segment.keys.values():
+        tree = build_tree(key.tree, arrays[first : first + len(key.columns)])
         values += [(key.name + path, leaf) for path, leaf in leaves_with_names(tree)]
     for i in range(stop - start):
         yield Row(

@@ -12,7 +12,6 @@ import functools
 import os
 import pathlib
 import platform
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,6 @@ from lox._errors import StoreError
 from .format import VERSION, format_json, read_json
 from .locations import Location
 
-OPEN = re.compile(r"writer-(\d{4,})\.open\.json")
 # A process that cannot be asked counts as running for as long after its last write. It
 # may be computing, or compiling, for some time between two writes.
 _MAX_SILENCE = 600.0

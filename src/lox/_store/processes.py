@@ -9,7 +9,7 @@ import re
 
 from lox._errors import StoreError
 
-from .format import RUN_FILE, read_json
+from .format import RUN_FILE, numbered, read_json, reading
 from .locations import Location
 
 PART = re.compile(r"process-([1-9]\d{0,8})")
@@ -22,15 +22,12 @@ def part_path(run: pathlib.Path, process: int) -> pathlib.Path:
 
 def parts_of(run: Location) -> dict[int, Location]:
     """The parts of other processes than the first, by the index of the process."""
-    try:
-        names = run.names()
-    except OSError as error:
-        raise StoreError(f"{run} cannot be read: {error}.") from error
-    found = {int(match[1]): run / name for name in names if (match := is_part(name))}
+    with reading(run):
+        found = {number: run / name for number, name in numbered(run.names(), PART)}
     for path in found.values():
         if path.is_link():  # a link could lead anywhere
             raise StoreError(f"{path} is a symbolic link, and is not read.")
-    return dict(sorted(found.items()))
+    return found
 
 
 def is_part(name: str) -> re.Match[str] | None:
@@ -40,6 +37,15 @@ def is_part(name: str) -> re.Match[str] | None:
 def run_of_part(path: pathlib.Path) -> pathlib.Path:
     """The directory of the run that a part, or the run itself, belongs to."""
     return path.parent if is_part(path.name) else path
+
+
+def first_writer(directory: Location) -> int:
+    """The first writer of a process that is part of the run; others were replaced."""
+    try:
+        first = read_json(directory / RUN_FILE).get("first_writer", 0)
+    except FileNotFoundError:  # a killed process may have left it without rows
+        return 0
+    return first if type(first) is int else 0
 
 
 def job_of(path: pathlib.Path | Location) -> str | None:

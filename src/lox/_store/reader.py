@@ -1,23 +1,23 @@
 """Reads a run, also while it is being written. Values stay on disk until used."""
 
+import contextlib
 import itertools
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from lox._errors import LoxWarning, StoreError
+from lox._errors import StoreError
 from lox._logs.logdict import from_keys, logdict
-from lox._patterns import matches
-from lox._source import user_line
+from lox._patterns import matches_any, names_of, unmatched
+from lox._source import user_line, warn
 
-from .format import FINISHED, RUN_FILE, WRITER, read_json
+from .format import FINISHED, RUN_FILE, WRITER, numbered, read_json
 from .joining import KeyPart, join_parts
 from .locations import Location, Path, location_of
 from .losses import Finished, warn_of_loss, warnings_name
-from .processes import job_of, parts_of
-from .segments import Segment, WrittenSegments, names_in, numbered
+from .processes import first_writer, job_of, parts_of
+from .segments import Segment, WrittenSegments, names_in
 from .statuses import Status
 from .summaries import Summary
 
@@ -74,13 +74,13 @@ class Run:
             process: load only the rows of this process of a job; those of all by
                 default.
         """
-        selected = selected_names(argnames)
+        selected = names_of("argnames", argnames)
         logs, known = self.load_selected(selected, process)
         warn_of_unmatched(selected, known, str(self))
         return logs
 
     def load_selected(
-        self, selected: list[str] | None, process: int | None = None
+        self, selected: Sequence[str] | None, process: int | None = None
     ) -> tuple[logdict, dict[str, None]]:
         """Loads the keys that match names or patterns; also returns all known keys."""
         parts: dict[str, list[KeyPart]] = {}
@@ -89,7 +89,7 @@ class Run:
             for segment in writer.segments:
                 for name in segment.keys if segment.count else ():
                     known[name] = None
-                    if selected is None or any(matches(name, p) for p in selected):
+                    if selected is None or matches_any(name, selected):
                         part = KeyPart(writer, segment, name)
                         parts.setdefault(name, []).append(part)
         if self._location.is_remote:
@@ -208,7 +208,9 @@ class Run:
 def _is_finished(directory: Location) -> bool:
     """Whether all writers of one process have finished."""
     names = names_in(directory)
-    first = _first_writer(directory)
+    first = 0
+    with contextlib.suppress(StoreError):  # reported when the run is loaded
+        first = first_writer(directory)
     writers, finished = (
         {number: name for number, name in numbered(names, kind) if number >= first}
         for kind in (WRITER, FINISHED)
@@ -220,15 +222,6 @@ def _is_finished(directory: Location) -> bool:
     )
 
 
-def _first_writer(directory: Location) -> int:
-    """The first writer that is part of the run; those before were replaced."""
-    try:
-        first = read_json(directory / RUN_FILE).get("first_writer", 0)
-    except (OSError, StoreError):  # missing, or reported when the run is loaded
-        return 0
-    return first if type(first) is int else 0
-
-
 def _is_incomplete(path: Location) -> bool:
     """Whether a finished writer could not write all rows."""
     try:
@@ -237,24 +230,13 @@ def _is_incomplete(path: Location) -> bool:
         return False
 
 
-def selected_names(argnames: str | Iterable[str] | None) -> list[str] | None:
-    """The names and patterns of an `argnames` option; None for all keys."""
-    patterns = [argnames] if isinstance(argnames, str) else argnames
-    return None if patterns is None else list(patterns)
-
-
 def warn_of_unmatched(
-    selected: list[str] | None, known: Iterable[str], where: str
+    selected: Sequence[str] | None, known: Iterable[str], where: str
 ) -> None:
     """Warns of names and patterns that match no key."""
-    for pattern in selected or ():
-        if not any(matches(name, pattern) for name in known):
-            names = ", ".join(map(repr, known)) or "none"
-            warnings.warn_explicit(
-                f"no key of {where} matches {pattern!r}; its keys are {names}.",
-                LoxWarning,
-                *user_line(),
-            )
+    for pattern in unmatched(selected or (), known):
+        names = ", ".join(map(repr, known)) or "none"
+        warn(f"no key of {where} matches {pattern!r}; its keys are {names}.")
 
 
 def writers_of(run: Run) -> list[WrittenSegments]:
@@ -264,11 +246,7 @@ def writers_of(run: Run) -> list[WrittenSegments]:
 
 def _writers_in(directory: Location, process: int) -> Iterator[WrittenSegments]:
     """The writers of one process that are part of the run."""
-    try:
-        description = read_json(directory / RUN_FILE)
-    except FileNotFoundError:  # a killed process may have left it without rows
-        description = {}
-    first = description.get("first_writer", 0)  # those before were replaced
+    first = first_writer(directory)
     finished = {
         number: Finished.read(directory / name)
         for number, name in numbered(names_in(directory), FINISHED)
@@ -288,13 +266,8 @@ def _writers_in(directory: Location, process: int) -> Iterator[WrittenSegments]:
 def _describe(path: Location) -> dict[str, Any]:
     """The description of a run, by the first process that has written one."""
     for directory in _possible_directories(path):
-        try:
-            description = read_json(directory / RUN_FILE)
-        except FileNotFoundError:
-            continue
-        if not describes_run(description):
-            raise StoreError(f"{directory / RUN_FILE} does not describe a run.")
-        return description
+        with contextlib.suppress(FileNotFoundError):
+            return checked_description(read_json(directory / RUN_FILE), directory)
     raise StoreError(f"{path} is not a run: it has no {RUN_FILE!r}.")
 
 
@@ -304,10 +277,11 @@ def _possible_directories(path: Location) -> Iterator[Location]:
         yield from parts_of(path).values()
 
 
-def describes_run(description: dict[str, Any]) -> bool:
+def checked_description(description: dict[str, Any], run: Location) -> dict[str, Any]:
+    """Returns the description of a run; raises if it is not one."""
     key, started = description.get("key"), description.get("started")
     first = description.get("first_writer", 0)
-    return (
+    if not (
         (key is None or type(key) is list)
         and all(type(word) is int and 0 <= word < 2**32 for word in key or ())
         and isinstance(started, int | float)
@@ -317,4 +291,6 @@ def describes_run(description: dict[str, Any]) -> bool:
         and type(description.get("versions")) is dict
         and type(first) is int
         and first >= 0
-    )
+    ):
+        raise StoreError(f"{run / RUN_FILE} does not describe a run.")
+    return description

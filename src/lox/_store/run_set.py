@@ -6,11 +6,11 @@ from typing import Any, SupportsIndex, overload
 from lox._errors import LoxKeyError, LoxTypeError
 from lox._logs.logdict import logdict
 from lox._logs.plotting import Band, plot_groups
-from lox._patterns import matches
+from lox._patterns import matches_any, names_of
 
 from . import run_table
-from .configs import Names, config_names, flat_config, hashable, varying_names
-from .reader import Run, selected_names, warn_of_unmatched
+from .configs import Names, all_names, flat_config, hashable, varying_names
+from .reader import Run, warn_of_unmatched
 from .stacking import stack_runs
 
 _ATTRIBUTES = ("name", "status", "error", "started", "duration", "rows")
@@ -136,11 +136,9 @@ class Runs(Sequence[Run]):
             names.
         """
         if not names:
-            ignored = [ignore] if isinstance(ignore, str) else list(ignore)
+            ignored = names_of("ignore", ignore) or ()
             names = tuple(
-                name
-                for name in varying_names(self)
-                if not any(matches(name, pattern) for pattern in ignored)
+                name for name in varying_names(self) if not matches_any(name, ignored)
             )
         getters = [self._getter("group_by", name) for name in names]
         groups: dict[Any, list[Run]] = {}
@@ -152,7 +150,7 @@ class Runs(Sequence[Run]):
 
     def _getter(self, function: str, name: str) -> Callable[[Run], Any]:
         """A function that returns a value of a run, or `_MISSING`."""
-        known = config_names(self)
+        known = all_names(flat_config(run.config) for run in self)
         if name in known:
             return lambda run: flat_config(run.config).get(name, _MISSING)
         if name in _ATTRIBUTES:
@@ -177,7 +175,7 @@ class Runs(Sequence[Run]):
         Args:
             argnames: the keys to load, by name or pattern; all by default.
         """
-        selected = selected_names(argnames)
+        selected = names_of("argnames", argnames)
         loaded = [run.load_selected(selected) for run in self]
         known = dict.fromkeys(name for _, names in loaded for name in names)
         warn_of_unmatched(selected, known, f"these {len(self)} runs")
@@ -217,7 +215,7 @@ class Runs(Sequence[Run]):
         Returns:
             A `matplotlib.figure.Figure`.
         """
-        names = (by,) if isinstance(by, str) else tuple(by or ())
+        names = names_of("by", by)
         groups = Groups((), {(): self})
         if names:
             groups = self.group_by(*names)

@@ -2,7 +2,7 @@
 
 import datetime
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lox._arrays import leaves_with_names
@@ -10,7 +10,7 @@ from lox._errors import LoxError, StoreError
 from lox._logs.exports import require
 from lox._logs.html_table import html_table, key_rows
 
-from .configs import flat_config, varying_names
+from .configs import all_names, flat_config, varying_names
 from .reader import Run
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def to_pandas(runs: "Runs") -> Any:
         "duration": [line.duration for line in lines],
         "rows": [line.rows for line in lines],
     }
-    for name in _names(line.config for line in lines):
+    for name in all_names(line.config for line in lines):
         columns[f"config/{name}"] = [line.config.get(name) for line in lines]
-    for name in _names(line.last for line in lines):
+    for name in all_names(line.last for line in lines):
         columns[f"last/{name}"] = _exact(
             pandas, [line.last.get(name) for line in lines]
         )
@@ -91,10 +91,6 @@ def _exact(pandas: Any, values: list[Any]) -> Any:
     if all(int(x) < 2**63 for x in found):
         return pandas.array(ints, dtype="Int64")
     return pandas.array(ints, dtype=object)  # no dtype has all of them
-
-
-def _names(dicts: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for each in dicts for name in each))
 
 
 def _datetime(seconds: float) -> datetime.datetime:
@@ -127,8 +123,8 @@ def _cells(runs: "Runs", most: int) -> tuple[list[str], list[list[str]]]:
     lines = [line_of(run) for run in shown]
     configs = varying_names(shown)[:_MAX_CONFIGS]
     if not configs:
-        configs = _names(line.config for line in lines)[:_MAX_CONFIGS]
-    values = _names(line.last for line in lines)[:_MAX_VALUES]
+        configs = all_names(line.config for line in lines)[:_MAX_CONFIGS]
+    values = all_names(line.last for line in lines)[:_MAX_VALUES]
     head = ["name", "status", "started", "duration", "rows", *configs, *values]
     rows = [
         [

@@ -1,12 +1,11 @@
 """`lox.runs` and `lox.load`, which need NumPy but not JAX."""
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from lox._errors import LoxWarning, StoreError
+from lox._errors import StoreError
 from lox._logs.logdict import logdict
-from lox._source import user_line
+from lox._source import warn
 
 from .format import RUN_FILE, TEMPORARY, WRITER
 from .keys import key_data, run_name
@@ -40,9 +39,7 @@ def runs(path: Path) -> Runs:
         if isinstance(run, Run):
             found.append(run)
         elif run is not None:
-            warnings.warn_explicit(
-                f"a run is left out: {run}", LoxWarning, *user_line()
-            )
+            warn(f"a run is left out: {run}")
     return Runs(sorted(found, key=lambda run: (run.started, run.name)))
 
 

@@ -48,10 +48,7 @@ class Column:
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """The dtype in the file: unsigned integers for dtypes that NumPy lacks."""
-        dtype = _dtype(self.dtype)
-        if _extended(self.dtype) is not None:
-            return np.dtype(f"<u{dtype.itemsize}")
-        return dtype.newbyteorder("<")
+        return _dtypes(self.dtype)[1]
 
     def encode(self, rows: Any) -> Any:
         if self.impl is not None:
@@ -64,7 +61,7 @@ class Column:
         return array.view(self.stored_dtype)
 
     def decode(self, rows: Any) -> Any:
-        dtype = _dtype(self.dtype)
+        dtype, _ = _dtypes(self.dtype)
         array = rows if rows.dtype == dtype else rows.view(dtype)
         if self.impl is None:
             return array
@@ -84,8 +81,8 @@ class Column:
     @classmethod
     def from_json(cls, data: Any) -> "Column":
         dtype, shape, impl = data
-        if _dtype(dtype).name != dtype:
-            raise StoreError(f"{dtype!r} is not the name of a dtype")
+        if type(dtype) is not str or _dtypes(dtype)[0].name != dtype:
+            raise StoreError(f"{dtype!r:.80} is not the name of a dtype")
         if not all(type(n) is int and 0 <= n <= _MAX_BYTES for n in shape):
             raise StoreError(f"{shape!r:.80} is not a valid shape")
         if not (impl is None or type(impl) is str):
@@ -94,31 +91,19 @@ class Column:
 
 
 @functools.lru_cache(256)
-def _extended(name: str) -> Any:
-    """The type of this name in `ml_dtypes`; None if there is none."""
-    found = getattr(ml_dtypes, name, None)
-    is_number = isinstance(found, type) and issubclass(found, np.generic)
-    return found if is_number else None
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if type(name) is not str:
-        raise StoreError(f"{name!r:.80} is not the name of a dtype")
-    return _known_dtype(name)
-
-
-@functools.lru_cache(256)
-def _known_dtype(name: str) -> np.dtype[Any]:
-    extended = _extended(name)
-    if extended is not None:
-        return np.dtype(extended)
+def _dtypes(name: str) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of this name, and the one in the file."""
+    extended = getattr(ml_dtypes, name, None)
+    if isinstance(extended, type) and issubclass(extended, np.generic):
+        dtype = np.dtype(extended)
+        return dtype, np.dtype(f"<u{dtype.itemsize}")
     try:
         dtype = np.dtype(name)
     except (TypeError, SyntaxError, ValueError):
         raise StoreError(f"{name!r:.80} is not a known dtype") from None
     if dtype.kind not in "biufc":
         raise StoreError(f"{name!r} is not a numeric dtype")
-    return dtype
+    return dtype, dtype.newbyteorder("<")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

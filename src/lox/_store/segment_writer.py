@@ -134,7 +134,7 @@ class SegmentWriter:
             yield self._file.acquire(), self._places.acquire()
         finally:
             for file in files:
-                file.release()
+                file.in_use = False
 
     def check(self) -> None:
         """Raises `FileNotFoundError` if the records were removed."""

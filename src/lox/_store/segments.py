@@ -1,9 +1,8 @@
 """Reads the segments of a writer, also while it is writing."""
 
+import contextlib
 import functools
-import itertools
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,13 @@ from .format import (
     WRITER,
     is_empty,
     npy_header,
-    read_json,
+    numbered,
     read_places,
+    reading,
 )
+from .layouts import layout_of
 from .locations import Location
-from .losses import Finished, PlacedRecords, lost_files, lost_records, warn_of_loss
-from .schema import KeySchema, Schema
+from .losses import Finished, lost_files, lost_records, placed_records, warn_of_loss
 
 # Columns with more bytes, or spread over more pages of their file, are memory-mapped:
 # only the parts that are used are read from disk.
@@ -49,6 +49,8 @@ class Segment:
         places_path: the file of their places.
         has_records_file: whether the file of the records has its header.
         schema: the schema of the records.
+        keys: the schema of each key, and the index of its first column.
+        first_step: the index of the column of the first step; the mask is last.
         count: the number of records.
     """
 
@@ -61,23 +63,20 @@ class Segment:
         self._limit = limit
         self._records: Any = None
         try:
-            content = read_json(path)
+            self._layout = layout = layout_of(path)
         except FileNotFoundError:
             raise StoreError(f"{path} was removed while it was being read.") from None
-        try:
-            self.schema = Schema.from_json(content["schema"])
-            self._dtype = self.schema.dtype
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = error if isinstance(error, StoreError) else repr(error)
-            raise StoreError(f"{path} does not describe records: {reason}.") from None
-        self._header = npy_header(self._dtype, 0)
-        placed = PlacedRecords.read(self.places_path)
+        self.schema = layout.schema
+        self.keys = layout.keys
+        self.first_step = layout.first_step
+        self._dtype = layout.dtype
+        self._header = layout.header
+        placed = placed_records(self.places_path)
         count, self._closed = self._count_records()
         self.has_records_file = count is not None
         self.count = self._limited(count or 0)
-        names = [key.name for key in self.schema.keys]
         known = max(self._closed, finished, limit or 0)
-        loss = lost_records(self.records_path, count, placed, known, names)
+        loss = lost_records(self.records_path, count, placed, known, layout.names)
         if loss:
             warn_of_loss(loss)
 
@@ -104,39 +103,23 @@ class Segment:
     def record_size(self) -> int:
         return self._dtype.itemsize
 
-    @functools.cached_property
-    def keys(self) -> dict[str, tuple[KeySchema, int]]:
-        """The schema of each key, and the index of its first column."""
-        keys = self.schema.keys
-        ends = itertools.accumulate(len(key.columns) for key in keys)
-        return {
-            key.name: (key, end - len(key.columns))
-            for key, end in zip(keys, ends, strict=True)
-        }
+    def position(self, index: int) -> int:
+        """The position of a record in the file of the records."""
+        return len(self._header) + index * self._dtype.itemsize
 
     def _count_records(self) -> tuple[int | None, int]:
         """The number of records now, and when the file was closed.
 
         The first is None if there is no file, the second 0 if it was not closed.
         """
-        try:
+        header, size = b"", 0
+        with reading(self.records_path), contextlib.suppress(FileNotFoundError):
             # the header first: the file may be growing, and be closed meanwhile
             header, size = self.records_path.read_and_size(len(self._header))
-        except FileNotFoundError:
-            return None, 0
-        except OSError as error:
-            raise self._cannot_read(error) from error
         if len(header) < len(self._header):
             return None, 0
-        count = max(size - len(self._header), 0) // self._dtype.itemsize
-        if count and not same_header(header, self._header):
-            raise StoreError(
-                f"{self.records_path} is damaged: its header does not match its schema."
-            )
+        count = self._layout.count_records(self.records_path, header, size)
         return count, _length_in(header)
-
-    def _cannot_read(self, error: Exception) -> StoreError:
-        return StoreError(f"{self.records_path} cannot be read: {error}.")
 
     def fetch(self) -> None:
         """Fetches the records of a remote segment, once for all columns.
@@ -147,13 +130,9 @@ class Segment:
             self._records = self._read_records()
 
     def _read_records(self, first: int = 0) -> Any:
-        start = len(self._header) + first * self._dtype.itemsize
-        try:
+        start = self.position(first)
+        with reading(self.records_path):
             return self.records_path.records(self._dtype, start, self.count - first)
-        except StoreError:
-            raise
-        except (OSError, OverflowError, ValueError) as error:
-            raise self._cannot_read(error) from error
 
     def column(self, index: int, first: int = 0) -> Any:
         """One column of the records from `first` on; a memory map if it is large."""
@@ -172,11 +151,9 @@ class Segment:
 
         lox itself writes no holes.
         """
-        try:
+        with reading(self.records_path):
             on_disk = self.records_path.bytes_on_disk()
             size = 0 if on_disk is None else self.records_path.size()
-        except OSError as error:
-            raise self._cannot_read(error) from error
         if size > max(_MIN_SPARSE_BYTES, _SPARSE_RATIO * (on_disk or 0)):
             raise StoreError(
                 f"{self.records_path} is damaged: its size is {size} bytes, of which "
@@ -190,10 +167,16 @@ class Segment:
         if new_count is None or self._limited(new_count) <= count:
             return None
         self.count = self._limited(new_count)
-        rows, numbers, _ = self.places()
+        (number,) = self.numbers(count, count + 1)
         self.count = count
-        last = int(np.searchsorted(rows, count, side="right")) - 1
-        return int(numbers[last]) + count - int(rows[last])
+        return int(number)
+
+    def numbers(self, start: int, stop: int) -> Any:
+        """The numbers of the events of some records, in the writer's order."""
+        rows, numbers, _ = self.places()
+        at = np.arange(start, stop, dtype=np.uint64)
+        series = np.searchsorted(rows, at, side="right") - 1
+        return numbers[series] + at - rows[series]
 
     def places(self) -> Any:
         """The places of the records in the writer's order.
@@ -214,17 +197,6 @@ class Segment:
         written = rows < self.count
         lengths = np.diff(np.append(rows[written], np.uint64(self.count)))
         return rows[written], numbers[written], lengths
-
-
-def same_header(first: bytes, second: bytes) -> bool:
-    """Whether two headers of `.npy` files differ in nothing but their lengths."""
-    return _without_length(first) == _without_length(second)
-
-
-def _without_length(header: bytes) -> tuple[bytes, bytes]:
-    """The parts of the header of a `.npy` file before and after its length."""
-    before, _, after = header.rpartition(b"(")
-    return before, after[after.find(b",") :]
 
 
 def _length_in(header: bytes) -> int:
@@ -253,7 +225,7 @@ class WrittenSegments:
         self.is_partial = copied is not None
         listed = [(n, path / name) for n, name in numbered(names, SEGMENT)]
         if copied is not None:
-            listed = [(n, segment) for n, segment in listed if n in copied.segments]
+            listed = [(n, segment) for n, segment in listed if n in copied]
         found = [(n, segment) for n, segment in listed if not is_empty(segment)]
         for loss in lost_files(path, names, {n for n, _ in found}, finished, copied):
             warn_of_loss(loss)
@@ -261,7 +233,7 @@ class WrittenSegments:
             Segment(
                 segment,
                 finished.count(number),
-                None if copied is None else copied.segments[number].records,
+                None if copied is None else copied[number].records,
             )
             for number, segment in found
         ]
@@ -311,18 +283,10 @@ class WrittenSegments:
         return starts + np.arange(segment.count, dtype=np.uint64)
 
 
-def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[int, str]]:
-    """The names that match a pattern, in the order of their numbers."""
-    matches = (pattern.fullmatch(name) for name in names)
-    return sorted((int(match[1]), match[0]) for match in matches if match)
-
-
 def names_in(directory: Location) -> list[str]:
     """The names in a directory of a run."""
     # a link could lead anywhere
     if WRITER.fullmatch(directory.name) and directory.is_link():
         raise StoreError(f"{directory} is a symbolic link, and is not read.")
-    try:
+    with reading(directory):
         return directory.names()
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be read: {error}.") from error

@@ -5,7 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from lox._arrays import imported_jax, is_inexact, is_typed_key, leaves_of, structure_of
+from lox._arrays import (
+    imported_jax,
+    is_inexact,
+    is_typed_key,
+    leaves_of,
+    namespace,
+    structure_of,
+)
 from lox._errors import DtypeError, LoxError, ShapeError, StepError, StoreError
 from lox._logs.access import keys_of
 from lox._logs.key import Key, all_tags, combine
@@ -60,7 +67,7 @@ def _stack(name: str, runs: Sequence[str], lanes: Sequence[Key | None]) -> Key:
         padded = [_padded(array, axis, rows) for array in arrays]
         by_run = dict(zip(present, padded, strict=True))
         missing = _empty(padded[0].shape, padded[0])
-        module = _module(padded[0])
+        module = namespace(padded[0])
         return module.stack([by_run.get(i, missing) for i in range(len(lanes))])
 
     joined = combine(list(present.values()), join)
@@ -75,7 +82,7 @@ def _padded(array: Any, axis: int, rows: int | None) -> Any:
     shape = list(array.shape)
     shape[axis] = rows - shape[axis]
     rest = _empty(tuple(shape), array)
-    return _module(array).concatenate([array, rest], axis=axis)
+    return namespace(array).concatenate([array, rest], axis=axis)
 
 
 def _empty(shape: tuple[int, ...], like: Any) -> Any:
@@ -88,10 +95,6 @@ def _empty(shape: tuple[int, ...], like: Any) -> Any:
         return random.wrap_key_data(data, impl=impl)
     fill = np.nan if is_inexact(like.dtype) else 0
     return np.full(shape, fill, like.dtype)
-
-
-def _module(array: Any) -> Any:
-    return imported_jax().numpy if is_typed_key(array) else np
 
 
 def _check_alike(name: str, runs: Sequence[str], present: dict[int, Key]) -> None:

@@ -5,7 +5,6 @@ last rows are at the ends of the files of records.
 """
 
 import functools
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,11 +13,11 @@ from lox._errors import StoreError
 from lox._logs.key import Key
 from lox._logs.logdict import from_keys, logdict
 
-from .format import RUN_FILE, read_json
+from .format import WRITER_FILE, numbered
 from .locations import Location
 from .losses import Finished, warn_of_loss
 from .owners import is_running
-from .processes import is_part
+from .processes import PART, first_writer
 from .segments import names_in
 from .statuses import Status
 from .tails import Tail, tails_of
@@ -171,27 +170,20 @@ class _Writer:
         return tails_of(self._path, listed or None)
 
 
-# The files of a writer, by their suffixes: its directory, which has none, the list that
-# it leaves when it has finished, and the file that says that it is open.
-_FILE = re.compile(r"writer-(\d{4,})(|\.json|\.open\.json)")
-_FINISHED, _OPEN = ".json", ".open.json"
+_FINISHED, _OPEN = ".json", ".open.json"  # suffixes of a `WRITER_FILE`
 
 
 def _writers_of(run: Location, first: int) -> list[_Writer]:
     """The writers of a run, in order, by process and number."""
     names = names_in(run)
     writers = list(_writers_in(run, 0, first, names))
-    parts = sorted((int(x[1]), x[0]) for name in names if (x := is_part(name)))
-    for process, name in parts:
+    for process, name in numbered(names, PART):
         part = run / name
         if part.is_link():  # a link could lead anywhere
             warn_of_loss(f"{part} is a symbolic link, and is not read.")
             continue
         try:
-            first = read_json(part / RUN_FILE).get("first_writer", 0)
-            first = first if type(first) is int else 0
-        except FileNotFoundError:  # a killed process may have left it without rows
-            first = 0
+            first = first_writer(part)
         except StoreError as error:
             warn_of_loss(f"a process is left out: {error}")
             continue
@@ -204,7 +196,7 @@ def _writers_in(
 ) -> Iterator[_Writer]:
     files: dict[int, set[str]] = {}
     for name in names:
-        match = _FILE.fullmatch(name)
+        match = WRITER_FILE.fullmatch(name)
         if match and int(match[1]) >= first:
             files.setdefault(int(match[1]), set()).add(match[2])
     for number, kinds in sorted(files.items()):

@@ -1,7 +1,6 @@
 """The last records of a writer, read without its other records.
 
-A store may have thousands of runs, most of them with the same schema, so a schema that
-was read before is not parsed again, and only a few system calls are made per segment.
+A store may have thousands of runs, so only a few system calls are made per segment.
 """
 
 from collections.abc import Iterable
@@ -13,72 +12,14 @@ from lox._errors import StoreError
 from lox._logs.key import Key, KeyInfo
 
 from .copied import Copied, CopiedSegment
-from .format import (
-    COPIED,
-    SEGMENT,
-    build_tree,
-    npy_header,
-    parse_json,
-    read_json_bytes,
-    read_places,
-)
+from .format import COPIED, SEGMENT, build_tree, numbered, read_places, reading
+from .layouts import Layout, layout_of
 from .locations import Location
 from .losses import warn_of_loss
-from .schema import Column, KeySchema, Schema
-from .segments import names_in, numbered, same_header
+from .schema import Column, KeySchema
+from .segments import names_in
 
-_MAX_LAYOUTS = 256
 _MAX_COPIED_BYTES = 2**16  # of a record; of larger ones, only the scalars are read
-
-
-class _Layout:
-    """What the JSON file of a segment says about its records.
-
-    Attributes:
-        names: the keys of the segment.
-        dtype: the dtype of its records.
-        header: the header of its file, with a length of 0.
-        scalars: the keys of which each row is a scalar, or a tree of scalars, with the
-            columns and fields of their leaves.
-        steps: the steps of these keys, with their fields.
-    """
-
-    def __init__(self, path: Location, raw: bytes) -> None:
-        content = parse_json(raw, path)
-        try:
-            schema = Schema.from_json(content["schema"])
-            self.dtype = schema.dtype
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = error if isinstance(error, StoreError) else repr(error)
-            raise StoreError(f"{path} does not describe records: {reason}.") from None
-        self.header = npy_header(self.dtype, 0)
-        self.names = [key.name for key in schema.keys]
-        # the fields of a key are numbered, and those of the steps come last
-        self.scalars: list[tuple[KeySchema, list[Any]]] = []
-        start = 0
-        for key in schema.keys:
-            fields = [(column, f"c{start + i}") for i, column in enumerate(key.columns)]
-            if all(x.shape == () and x.impl is None for x in key.columns):
-                self.scalars.append((key, fields))
-            start += len(key.columns)
-        self.steps = [
-            (name, column, f"c{start + i}")
-            for i, (name, column) in enumerate(schema.steps)
-            if column.shape == ()
-        ]
-
-
-_layouts: dict[bytes, _Layout] = {}
-
-
-def _layout_of(path: Location) -> _Layout:
-    raw = read_json_bytes(path)
-    found = _layouts.get(raw)
-    if found is None:
-        if len(_layouts) >= _MAX_LAYOUTS:
-            _layouts.clear()
-        found = _layouts[raw] = _Layout(path, raw)
-    return found
 
 
 class Tail(NamedTuple):
@@ -94,7 +35,7 @@ class Tail(NamedTuple):
     """
 
     path: Location
-    layout: _Layout
+    layout: Layout
     rows: int
     record: Any
     written: float
@@ -103,17 +44,20 @@ class Tail(NamedTuple):
         """The last row of each key that is a scalar."""
         if self.record is None:
             return {}
-        record = self.record
+        schema, first_step = self.layout.schema, self.layout.first_step
         steps = {
-            name: _scalar(column, record[field])
-            for name, column, field in self.layout.steps
+            name: self._value(column, first_step + i)
+            for i, (name, column) in enumerate(schema.steps)
+            if column.shape == ()
         }
-        return {
-            key.name: _row(
-                key, [_scalar(x, record[field]) for x, field in fields], steps
-            )
-            for key, fields in self.layout.scalars
-        }
+        rows = {}
+        for key, first in self.layout.scalars:
+            leaves = [self._value(x, first + i) for i, x in enumerate(key.columns)]
+            rows[key.name] = _row(key, leaves, steps)
+        return rows
+
+    def _value(self, column: Column, index: int) -> Any:
+        return column.decode(self.record[f"c{index}"])[0]
 
     def last_number(self) -> int:
         """The number of the event of the last record, in the writer's order."""
@@ -135,10 +79,6 @@ def _row(key: KeySchema, leaves: list[Any], steps: dict[str, Any]) -> Key:
 _ONE_LEAF = "0"  # the structure of a single array
 
 
-def _scalar(column: Column, field: Any) -> Any:
-    return column.decode(field)[0]
-
-
 def tails_of(writer: Location, numbers: Iterable[int] | None = None) -> list[Tail]:
     """The ends of the segments of a writer, which may be writing.
 
@@ -158,18 +98,16 @@ def tails_of(writer: Location, numbers: Iterable[int] | None = None) -> list[Tai
             copied = Copied.read(writer)
     tails = []
     for number in numbers:
-        limit = None if copied is None else copied.segments.get(number, _NOTHING)
+        limit = None
+        if copied is not None:
+            limit = copied.get(number, CopiedSegment()).records
         try:
-            path = writer / f"{number:04d}.json"
-            tails.append(_tail_of(path, None if limit is None else limit.records))
+            tails.append(_tail_of(writer / f"{number:04d}.json", limit))
         except FileNotFoundError:
             continue
         except StoreError as error:
             warn_of_loss(f"a segment is left out: {error}")
     return tails
-
-
-_NOTHING = CopiedSegment(0, 0, 0)
 
 
 def _names(writer: Location) -> list[str]:
@@ -183,27 +121,22 @@ def _names(writer: Location) -> list[str]:
 
 def _tail_of(path: Location, limit: int | None = None) -> Tail:
     """The end of a segment, of which only the first `limit` records count, if given."""
-    layout = _layout_of(path)
+    layout = layout_of(path)
     name = path.with_suffix(".npy")
     size, start = layout.dtype.itemsize, len(layout.header)
     in_memory = bool(layout.scalars) and size <= _MAX_COPIED_BYTES
-    try:
-        ends = name.ends(start, size if in_memory and limit is None else 0)
-        rows = max(ends.size - start, 0) // size
-        rows = rows if limit is None else min(rows, limit)
-        record: Any = None
-        if ends.last:
-            record = _record(ends.last, layout.dtype)
-        elif rows and layout.scalars:
-            record = name.records(layout.dtype, start + (rows - 1) * size, 1)
-    except FileNotFoundError:
-        return Tail(path, layout, 0, None, 0.0)
-    except (OSError, ValueError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{name} cannot be read: {error}.") from error
-    if rows and not same_header(ends.head, layout.header):
-        raise StoreError(f"{name} is damaged: its header does not match its schema.")
+    record: Any = None
+    with reading(name):
+        try:
+            ends = name.ends(start, size if in_memory and limit is None else 0)
+            rows = layout.count_records(name, ends.head, ends.size)
+            rows = rows if limit is None else min(rows, limit)
+            if ends.last:
+                record = _record(ends.last, layout.dtype)
+            elif rows and layout.scalars:
+                record = name.records(layout.dtype, start + (rows - 1) * size, 1)
+        except FileNotFoundError:
+            return Tail(path, layout, 0, None, 0.0)
     return Tail(path, layout, rows, record, ends.modified)
 
 

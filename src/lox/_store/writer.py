@@ -17,6 +17,7 @@ from .format import (
     VERSION,
     WRITER,
     display_path,
+    numbered,
     read_json,
     write_json,
 )
@@ -27,7 +28,6 @@ from .records import Plan, records_of
 from .schema import Schema
 from .segment_writer import SegmentWriter
 from .statuses import Ending
-from .syncing import flush_to_disk
 
 _MAX_PLANS = 1000
 
@@ -47,6 +47,8 @@ class Writer:
 
     Attributes:
         number: the number of the writer's directory.
+        directory: the writer's directory.
+        count: the number of events so far, which is the number of the next one.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Writer:
     def _start_directory(self) -> None:
         try:
             # a number above 0 shows that the run has replaced another
-            self.number, self._directory, self._started = _claim_directory(
+            self.number, self.directory, self._started = _claim_directory(
                 self._run, int(self._replaces)
             )
         except OSError as error:
@@ -74,13 +76,13 @@ class Writer:
                 f"cannot write to the run at {display_path(self._run)}: {error}."
             ) from error
         if self._tracked:
-            mark_open(self._directory)
+            mark_open(self.directory)
         self._segments: dict[Schema, SegmentWriter] = {}
         self._all_segments: list[SegmentWriter] = []
         self._forms: dict[str, str] = {}
         self._segment_count = 0
         self._forget_plans()
-        self._number = 0
+        self.count = 0
         self._removed = False
         # whether rows could not be written, because the disk is full or has failed
         self._incomplete = False
@@ -116,17 +118,8 @@ class Writer:
             if is_ours and description["config"] == before:
                 write_json(self._run / RUN_FILE, {**description, "config": config})
 
-    @property
-    def directory(self) -> pathlib.Path:
-        return self._directory
-
-    @property
-    def count(self) -> int:
-        """The number of events so far, which is the number of the next one."""
-        return self._number
-
     def write(self, logs: logdict) -> None:
-        """Writes all rows to the operating system; `sync` flushes them to the disk."""
+        """Writes all rows to the operating system, which writes them to the disk."""
         self._calls.call(self._write, logs)
 
     def write_row(self, to_logs: RowToLogs, arrays: Sequence[Any]) -> None:
@@ -219,8 +212,8 @@ class Writer:
 
     def _next_number(self, count: int) -> int:
         """The number of the next event; used up even if writing fails."""
-        number = self._number
-        self._number += count
+        number = self.count
+        self.count += count
         return number
 
     def _segment(self, schema: Schema) -> SegmentWriter:
@@ -232,13 +225,13 @@ class Writer:
             del self._segments[schema]
         for other in [*self._segments.values()][:1]:
             other.check()
-        path = self._directory / f"{self._segment_count:04d}"
+        path = self.directory / f"{self._segment_count:04d}"
         self._segment_count += 1
         try:
             segment = SegmentWriter(path, schema)
         except (FileExistsError, FileNotFoundError) as error:
             # the directory was removed, and perhaps created again by another writer
-            raise removed_error(self._directory) from error
+            raise removed_error(self.directory) from error
         try:
             self._check_not_replaced()
         except BaseException:
@@ -259,7 +252,7 @@ class Writer:
         # the other was deleted has none, but another start time
         is_known = not first and None not in (started, self._started)
         if first > self.number or (is_known and started != self._started):
-            raise removed_error(self._directory)
+            raise removed_error(self.directory)
 
     def _check(self, schema: Schema) -> None:
         """Raises if rows could not be loaded together with previous rows."""
@@ -275,18 +268,14 @@ class Writer:
                 )
         self._forms |= forms
 
-    def sync(self) -> None:
-        """Flushes everything to the disk, to survive a crash of the machine."""
-        flush_to_disk(self.paths())
-
     def paths(self) -> list[str]:
         """The files and directories to flush to the disk, for `flush_to_disk`."""
         with self._lock:
-            files = [self._run / RUN_FILE, self._directory.with_suffix(".json")]
+            files = [self._run / RUN_FILE, self.directory.with_suffix(".json")]
             for segment in self._all_segments:
                 files += segment.files
             # also the entries of the segments, the writer, the run and the store
-            directories = self._directory, *self._directory.parents[:3]
+            directories = self.directory, *self.directory.parents[:3]
             return [str(path) for path in (*files, *directories)]
 
     def finish(self, error: BaseException | None = None) -> None:
@@ -314,18 +303,18 @@ class Writer:
                     content["incomplete"] = True
                 # optional: without it, everything can be read
                 with contextlib.suppress(OSError, StoreError):
-                    write_json(self._directory.with_suffix(".json"), content)
+                    write_json(self.directory.with_suffix(".json"), content)
 
     def close(self) -> None:
         with self._lock:
             self._close_segments()
             if self._tracked and not self._removed:  # else it may belong to another
-                mark_closed(self._directory)
+                mark_closed(self.directory)
             if (
                 not self._segment_count
             ):  # else it was not empty, and may belong to another by now
                 with contextlib.suppress(OSError):
-                    self._directory.rmdir()
+                    self.directory.rmdir()
 
     def _close_segments(self) -> None:
         for segment in self._segments.values():
@@ -342,12 +331,9 @@ def _claim_directory(run: pathlib.Path, lowest: int) -> tuple[int, pathlib.Path,
     """
     while True:
         first, _ = _replacements(run)
-        numbers = [
-            int(match[1])
-            for name in os.listdir(run)
-            if (match := WRITER.fullmatch(name) or FINISHED.fullmatch(name))
-        ]
-        number = max([lowest - 1, first - 1, *numbers]) + 1
+        names = os.listdir(run)
+        used = [*numbered(names, WRITER), *numbered(names, FINISHED)]
+        number = max([lowest, first, *(n + 1 for n, _ in used)])
         path = run / f"writer-{number:04d}"
         try:
             path.mkdir()

@@ -4,6 +4,7 @@ A backend implements three methods on NumPy values: `open`, `write` and `close`.
 """
 
 import dataclasses
+import functools
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -140,13 +141,16 @@ class Logger:
             config: the config of this run, in addition to that of the logger. Its
                 values may be traced, and differ between lanes.
         """
+        return self._init(key, config, OpenSink)
+
+    def _init(
+        self, key: Any, config: Any, make_sink: Callable[..., OpenSink]
+    ) -> LoggerState:
+        """`init`, with a sink made of the runs, their sharing and their config."""
         static, traced = split_config(config)
         words = words_of(key)
-
-        def make_sink(runs: OpenRuns, shared: int) -> OpenSink:
-            return OpenSink(runs, shared, static)
-
-        send(self._runs, (words, traced), make_sink)
+        make = functools.partial(make_sink, config=static)
+        send(self._runs, (words, traced), make)
         return LoggerState(jnp.array(words), self._kind)
 
     def finish(self, state: LoggerState) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from lox._errors import LoxError, LoxTypeError
 from lox._logs.access import with_key_data
 from lox._logs.logdict import RowToLogs, logdict
+from lox._serialized import call_all
 
 from ._base import Logger, RunInfo
 from ._runs.backend import RowWriter, Words
-from ._runs.exit import call_all
 from ._runs.processes import ALL
 
 

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from lox._errors import LoxValueError, StoreError
+from lox._errors import StoreError, check_choice
 from lox._jax import host
 from lox._logs.logdict import logdict
 from lox._store.creating import (
@@ -30,11 +30,7 @@ REMEDY = '`exists="resume"` appends, `exists="overwrite"` replaces it'
 
 def mode_of(exists: str, logger: str) -> str:
     """Returns the mode in which to open runs, for an `exists` option."""
-    if exists not in _MODES:
-        raise LoxValueError(
-            f"`exists` of `{logger}` is {exists!r}; it must be one of "
-            f"{', '.join(map(repr, _MODES))}."
-        )
+    check_choice(exists, _MODES, f"`exists` of `{logger}`")
     return _MODES[exists]
 
 

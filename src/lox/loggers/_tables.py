@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lox._arrays import is_typed_key
 from lox._logs.access import keys_of
 from lox._logs.grouping import group_by_steps
 from lox._logs.key import Key
@@ -169,7 +170,7 @@ def named_leaves(key: str, value: Any) -> list[tuple[str, Any]]:
 
 def _column(leaf: Any) -> Array:
     """Converts a leaf to an array of a dtype that NumPy itself has."""
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.extended):
+    if is_typed_key(leaf):
         return np.empty(leaf.shape, object)  # PRNG keys, which trackers cannot show
     column = np.asarray(leaf)
     if column.dtype.kind in "biufc":

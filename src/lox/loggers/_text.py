@@ -1,8 +1,6 @@
 """`CSVLogger` and `JSONLinesLogger`: one text file per run."""
 
-import contextlib
 import csv
-import importlib
 import io
 import json
 import os
@@ -13,13 +11,11 @@ from typing import Any
 
 from lox._errors import StoreError
 from lox._logs.logdict import logdict
+from lox._store.local_files import append_whole, locked_file, removed_error
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
 from ._tables import Array, tables, unique_name, widen_subnormals
-
-# Windows has no `fcntl` locks
-fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 class TextLogger(Logger):
@@ -53,7 +49,7 @@ class TextLogger(Logger):
             f"Choose another path or key, or say what to do with it: {REMEDY}."
         )
 
-    def open_file(self, run: RunInfo) -> io.FileIO:
+    def open(self, run: RunInfo) -> Any:
         """Opens the run's file for appending, and writes its config next to it."""
         try:
             return self._open_file(run, self._path / self._file_name(run))
@@ -79,7 +75,7 @@ class TextLogger(Logger):
             raise self._already_exists(run) from None
         try:
             if self._mode == "a":
-                with _locked(file):
+                with locked_file(file):
                     _cut_torn_line(file)
             # only now that the run is ours: until here, another process could own it
             if run.config:
@@ -123,14 +119,11 @@ class JSONLinesLogger(TextLogger):
 
     suffix = ".jsonl"
 
-    def open(self, run: RunInfo) -> io.FileIO:
-        return self.open_file(run)
-
     def write(self, run: io.FileIO, logs: logdict) -> None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(logs)]
         # locked, so that a process that resumes the run sees no line half written
-        with _locked(run):
-            _append(run, "".join(lines))
+        with locked_file(run):
+            append_whole(run, "".join(lines).encode())
 
     def close(self, run: io.FileIO) -> None:
         run.close()
@@ -169,7 +162,7 @@ class CSVLogger(TextLogger):
     suffix = ".csv"
 
     def open(self, run: RunInfo) -> "_CSVFile":
-        return _CSVFile(self.open_file(run))
+        return _CSVFile(super().open(run))
 
     def write(self, run: "_CSVFile", logs: logdict) -> None:
         run.write(list(_rows(logs)))
@@ -201,7 +194,7 @@ class _CSVFile:
 
     def _try_to_write(self, rows: list[dict[str, Any]]) -> bool:
         """Appends the rows; returns False if a wider file has replaced this one."""
-        with _locked(self.file):
+        with locked_file(self.file):
             if not self._is_at_path():  # another writer has added columns
                 return False
             columns = dict.fromkeys(self._columns)
@@ -210,14 +203,14 @@ class _CSVFile:
             if len(columns) > len(self._columns):
                 self._widen(list(columns))
                 return False
-            _append(self.file, self._format(rows))
+            append_whole(self.file, self._format(rows).encode())
             return True
 
     def _is_at_path(self) -> bool:
         try:
             at_path = os.stat(self.path)
         except FileNotFoundError:
-            raise _removed_error(self.file) from None
+            raise removed_error(self.file) from None
         return os.path.samestat(at_path, os.fstat(self.file.fileno()))
 
     def _reopen(self) -> None:
@@ -251,7 +244,7 @@ class _CSVFile:
                 old.seek(len(_header(self._columns).encode()))
                 for line in old:  # rows contain no line breaks
                     new.write(line.rstrip("\n") + empty_cells)
-            if fcntl is None:  # Windows cannot replace an open file
+            if os.name == "nt":  # Windows cannot replace an open file
                 self.file.close()
             new_path.replace(self.path)
         except BaseException:
@@ -302,44 +295,6 @@ def _open_for_append(path: pathlib.Path, extra_flags: int = 0) -> io.FileIO:
         return os.open(name, flags & ~os.O_CREAT | extra_flags, 0o666)
 
     return io.FileIO(path, "a+", opener=opener)
-
-
-@contextlib.contextmanager
-def _locked(file: io.FileIO) -> Iterator[None]:
-    """Locks out other writers; the system unlocks the file if the process is killed."""
-    locked = _lock(file)
-    try:
-        yield
-    finally:
-        if locked:
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _lock(file: io.FileIO) -> bool:
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return True
-    return False
-
-
-def _append(file: io.FileIO, text: str) -> None:
-    """Appends the whole text, or nothing."""
-    view = memoryview(text.encode())
-    end = file.seek(0, os.SEEK_END)
-    try:
-        while view:
-            view = view[file.write(view) or 0 :]
-        if os.fstat(file.fileno()).st_nlink == 0:
-            raise _removed_error(file)
-    except BaseException:
-        file.truncate(end)
-        raise
-
-
-def _removed_error(file: io.FileIO) -> FileNotFoundError:
-    path = os.fsdecode(file.name)
-    return FileNotFoundError(f"{path} was removed while it was being written")
 
 
 def _cut_torn_line(file: io.FileIO) -> None:

@@ -52,23 +52,14 @@ def trace(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
 def _without_checks(closed: Any) -> Any:
     """Removes the checks that would raise an error in every transformation."""
 
+    def evaluate(eqn: Any, ins: list[Any]) -> list[Any]:
+        if eqn.primitive.name == "nontraceable":
+            return ins
+        with tracing.equation_context(eqn):
+            return tracing.bind(eqn, ins)
+
     def run(*args: Any) -> list[Any]:
-        jaxpr = closed.jaxpr
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            ins = list(map(read, eqn.invars))
-            if eqn.primitive.name == "nontraceable":
-                outs = ins
-            else:
-                with tracing.equation_context(eqn):
-                    outs = tracing.bind(eqn, ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return list(map(read, jaxpr.outvars))
+        return jaxprs.interpret(closed.jaxpr, [*closed.consts, *args], evaluate)
 
     if not any(eqn.primitive.name == "nontraceable" for eqn in closed.jaxpr.eqns):
         return closed

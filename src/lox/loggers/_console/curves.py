@@ -1,5 +1,6 @@
 """The state of `ConsoleLogger` per run: a few numbers per key, not every row."""
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -73,7 +74,8 @@ class Curve:
             numbers = numbers[finite]
         mean = low = high = math.nan
         if numbers.size:
-            mean, low, high = _statistics(numbers)
+            mean = float(numbers.mean(dtype=np.float64))
+            low, high = float(numbers.min()), float(numbers.max())
             self._append(mean)
         self.last = Summary(array.shape[1:], mean, low, high, nonfinite)
 
@@ -110,7 +112,8 @@ class Curves:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.by_name: dict[str, Curve] = {}
+        self.by_name: collections.defaultdict[str, Curve]
+        self.by_name = collections.defaultdict(Curve)
         self.steps: dict[str, Any] = {}
         self.ended = False
         self._names: dict[Any, list[str]] = {}
@@ -125,7 +128,7 @@ class Curves:
         for key, value in logs.items():
             # the fast path: a tap may send a million scalars
             if isinstance(value, _NUMPY) and value.shape == () and key not in masks:
-                curve = self.by_name.get(key) or self._new_curve(key)
+                curve = self.by_name[key]
                 curve.count += 1
                 curve.add_value(value.item())
                 curves = [curve]
@@ -134,10 +137,6 @@ class Curves:
             for name, by_key in steps.items():
                 if key in by_key and name != LANE:
                     self._set_step(curves, name, by_key[key], masks.get(key))
-
-    def _new_curve(self, name: str) -> Curve:
-        curve = self.by_name[name] = Curve()
-        return curve
 
     def _set_step(self, curves: list[Curve], name: str, step: Any, mask: Any) -> None:
         if step.shape:
@@ -158,7 +157,7 @@ class Curves:
         curves = []
         with np.errstate(all="ignore"):
             for name, leaf, ndim in zip(names, leaves, rows.info.ndims, strict=True):
-                curve = self.by_name.get(name) or self._new_curve(name)
+                curve = self.by_name[name]
                 _add_rows_to(curve, leaf, ndim, rows.info, rows.mask)
                 curves.append(curve)
         return curves
@@ -207,11 +206,6 @@ def _add_rows_to(curve: Curve, leaf: Any, ndim: int, info: KeyInfo, mask: Any) -
         means: Array = numbers.mean(axis=1, dtype=np.float64, where=where)
         curve.extend_history(means)
         curve.last = float(means[-1])
-
-
-def _statistics(numbers: Array) -> tuple[float, float, float]:
-    mean = numbers.mean(dtype=np.float64)
-    return float(mean), float(numbers.min()), float(numbers.max())
 
 
 def _time_first(rows: Array, ndim: int, info: KeyInfo) -> Array:

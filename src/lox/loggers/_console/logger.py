@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from lox._errors import LoxTypeError, LoxValueError
+from lox._errors import LoxTypeError, LoxValueError, check_choice
 from lox._logs.logdict import logdict
 from lox._terminal import live_display, write_line
 from lox.loggers._base import Logger, RunInfo
@@ -75,11 +75,7 @@ class ConsoleLogger(Logger):
         processes: str = "first",
     ) -> None:
         super().__init__(processes=processes)
-        if runs not in _RUNS:
-            choices = " or ".join(map(repr, _RUNS))
-            raise LoxValueError(
-                f"`runs` of `ConsoleLogger` is {runs!r}; it must be {choices}."
-            )
+        check_choice(runs, _RUNS, "`runs` of `ConsoleLogger`")
         for name, number in (("total", total), ("every", every)):
             if number is not None and not (
                 isinstance(number, int | float) and number > 0

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lox._arrays import is_typed_key
 from lox._errors import LoxTypeError, describe
 from lox._store.configs import flat_config
 
@@ -88,7 +89,7 @@ def _plain(value: Any, traced: Callable[[Any], Any] = _refuse) -> Any:
 
 
 def _array(value: Any) -> Any:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    if is_typed_key(value):
         return repr(value)
     plain = np.asarray(value)
     if plain.dtype.kind not in "biufU":

@@ -6,11 +6,11 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from lox._host import interrupts
 from lox._jax import host, patches
+from lox._serialized import call_all
 
 
 class _Runs(Protocol):
@@ -45,18 +45,6 @@ def register_open(runs: _Runs) -> None:
 def unregister_open(runs: _Runs) -> None:
     """Unregisters runs that are closed."""
     _open.pop(runs, None)
-
-
-def call_all(calls: Iterable[Callable[[], None]]) -> None:
-    """Makes all calls, and then raises the first error, if any."""
-    errors = []
-    for call in calls:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def _close_ending() -> None:

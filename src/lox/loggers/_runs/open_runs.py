@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lox._errors import LoxError, LoxValueError
+from lox._errors import LoxError, LoxValueError, check_choice
 from lox._logs.logdict import RowToLogs, logdict
+from lox._serialized import call_all
 from lox._store.keys import run_name
 
 from .backend import Backend, OpenRun, Words, size_of
-from .exit import call_all, forget_after_fork, register_open, unregister_open
+from .exit import forget_after_fork, register_open, unregister_open
 from .processes import ProcessFilter, check_processes
 from .queue import JobQueue
 from .spill import Chunk
@@ -26,16 +27,6 @@ _MAX_EARLY = 20_000
 _MAX_EARLY_BYTES = 16 << 20
 # what to do with logs if the queue of a slow backend is full
 Full = Literal["wait", "spill"]
-_FULL = get_args(Full)
-
-
-def check_full(full: str, logger: str) -> None:
-    """Raises if the option `full` of a logger is not valid."""
-    if full not in _FULL:
-        raise LoxValueError(
-            f"`full` of `{logger}` is {full!r}; it must be "
-            f"{' or '.join(map(repr, _FULL))}."
-        )
 
 
 # The open runs of every logger, by a number. Programs that several loggers share send
@@ -60,7 +51,7 @@ class OpenRuns:
         self._inherited: list[Any] = []
         self.number = next(_numbers)
         numbered[self.number] = self
-        check_full(logger.full, self.backend.name)
+        check_choice(logger.full, get_args(Full), f"`full` of `{self.backend.name}`")
         check_processes(logger.processes, self.backend.name)
         self.reset()
         forget_after_fork(self)
@@ -221,23 +212,21 @@ class OpenRuns:
             raise late_error
         return run
 
-    def _start_by_logs(
-        self, words: Words, late: bool
-    ) -> tuple[OpenRun, LoxError | None]:
-        """Opens a run that has logs before `init`; returns an error to raise later."""
+    def _start_by_logs(self, words: Words, late: bool) -> OpenRun:
+        """Opens a run that has logs before `init`."""
         run = self._open.get(words)
         if run is not None:  # early logs have opened it
-            return run, None
+            return run
         self._check_not_finished(words)
-        error: LoxError | None = None
         try:
             run = self._start(words, late, self._skipped.pop(words, None))
-        except LoxError as raised:
-            run, error = self._open.get(words), raised
+        except LoxError as error:
+            run = self._open.get(words)
             if run is None:
                 raise
+            self.raise_later(error)  # after the logs are written
         run.opened_by_logs = True
-        return run, error
+        return run
 
     # --- writing ---------------------------------------------------------------------
 
@@ -245,7 +234,6 @@ class OpenRuns:
         """Writes logs to a run; `late` as in `open`."""
         if not self._process.logs():
             return
-        error: LoxError | None = None
         with self._lock:
             run = self._open.get(words)
             if run is None:
@@ -254,7 +242,7 @@ class OpenRuns:
                     self._early_bytes += size_of(logs)
                     register_open(self)
                     return
-                run, error = self._start_by_logs(words, late)
+                run = self._start_by_logs(words, late)
             if self._queue is None:
                 self.backend.write(run, logs, late)
                 if self.backend.error is not None:
@@ -263,8 +251,6 @@ class OpenRuns:
             self._put_logs(run, logs)
             if self.backend.error is not None:
                 self.backend.raise_error()
-        if error is not None:
-            raise error
 
     def write_row(
         self, words: Words, to_logs: RowToLogs, arrays: Sequence[Any]
@@ -305,12 +291,9 @@ class OpenRuns:
             if early is None:
                 return
             self._early_bytes -= sum(map(size_of, early))
-            error: LoxError | None = None
             if words not in self._open:
-                _, error = self._start_by_logs(words, late=True)
+                self._start_by_logs(words, late=True)
             call_all(functools.partial(self.write, words, logs) for logs in early)
-            if error is not None:
-                raise error
 
     # --- closing ---------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from lox._arrays import is_typed_key
 from lox._errors import LoxTypeError, StepError
-from lox._events.condition import Condition, event_logs
-from lox._events.log import arrays_of
-from lox._events.over import mean_of_devices
+from lox._events.condition import Condition
+from lox._events.log import CallOptions, arrays_of, logs_of, make_event
 from lox._events.payload import send_payload
 from lox._host import signals
 from lox._jax import array_types, host
@@ -60,8 +60,7 @@ def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
 def _to_host(x: Any) -> Any:
     if isinstance(x, np.ndarray) and x.flags.writeable:
         return x.copy()  # the user may change it while it is in a queue
-    is_key = jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.extended)
-    return x if is_key else np.asarray(x)
+    return x if is_typed_key(x) else np.asarray(x)
 
 
 def check_logs(
@@ -81,7 +80,8 @@ def check_logs(
             f"{call} takes a state and values by name, not {logs!r}: "
             '`logger.log(state, {"loss": loss}, step=i)`.'
         )
-    caller = f"{call} at {user_source()}"
+    source = user_source()
+    caller = f"{call} at {source}"
     condition = None if when is None else Condition.of(when, caller)
     if isinstance(logs, logdict) and steps:
         raise LoxTypeError(
@@ -110,20 +110,8 @@ def check_logs(
     if condition is None and not over:
         by_key = {name: dict.fromkeys(logs, step) for name, step in steps.items()}
         return logdict(logs, by_key)
-    values = {}
-    for key, value in logs.items():
-        leaves, tree = arrays_of(value, key, caller)
-        if condition is not None:
-            leaves = condition.values(key, leaves)
-        values[key] = tree.unflatten(leaves)
-    numbers = {name: host.to_array(step) for name, step in steps.items()}
-    if condition is not None:
-        numbers = {name: condition.step(step) for name, step in numbers.items()}
-    if over:
-        values, numbers, condition = mean_of_devices(
-            over, values, numbers, condition, caller
-        )
-    return event_logs(values, numbers, condition)
+    options = CallOptions(f"{logger}.log", source, (), None, "", False, steps)
+    return logs_of(*make_event(options, logs, condition, over))
 
 
 def _masked(logs: logdict, condition: Condition) -> logdict:

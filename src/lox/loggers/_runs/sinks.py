@@ -1,7 +1,6 @@
 """Sinks that open, write and close the runs of a logger for a program."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,8 @@ from lox._host.logdicts import (
 )
 from lox._logs.access import with_lane
 from lox._logs.logdict import RowToLogs, logdict
-from lox._source import delivery, user_line
+from lox._serialized import call_all
+from lox._source import delivery, warn
 from lox._transforms.run_keys import split_run
 from lox._transforms.run_lanes import (
     LanesInRuns,
@@ -33,7 +33,6 @@ from lox._transforms.run_lanes import (
 
 from .backend import Words
 from .config import fill_config
-from .exit import call_all
 from .open_runs import OpenRuns, numbered
 
 
@@ -60,16 +59,18 @@ class RunSink(CallbackSink):
         """Handles a payload; `late` if the program is not waiting for it."""
         raise NotImplementedError
 
-    # equal sinks: a program that is traced again need not be compiled again
+    def _identity(self) -> tuple[Any, ...]:
+        """What equal sinks have in common.
+
+        A program that is traced again with an equal sink need not be compiled again.
+        """
+        return type(self), id(self.runs), self.shared
+
     def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is type(self)
-            and other.runs is self.runs
-            and other.shared == self.shared
-        )
+        return isinstance(other, RunSink) and other._identity() == self._identity()
 
     def __hash__(self) -> int:
-        return hash((type(self), id(self.runs), self.shared))
+        return hash(self._identity())
 
     def each(self, calls: Iterable[Callable[[], None]]) -> None:
         """Makes a call per lane; an error in one does not stop the others."""
@@ -84,7 +85,7 @@ def _keep_error(sink: HostSink, error: Exception) -> None:
     """Keeps an error for the next barrier; warns, since that may be hours away."""
     if callback_errors.keep_first(sink, error) and isinstance(error, LoxError):
         with contextlib.suppress(Exception):  # the user's filters make warnings errors
-            warnings.warn_explicit(str(error), LoxWarning, *user_line())
+            warn(str(error))
 
 
 class TapSink(HostSink):
@@ -120,20 +121,14 @@ class TapSink(HostSink):
                 for i, logs in enumerate(convert(own)):
                     if logs:
                         named = logs if lanes is None else with_lane(logs, lanes[i])
-                        self._write(runs[i], named)
+                        self._write(OpenRuns.write, runs[i], named)
 
             return consume
         to_logs = row_converter(event.with_layout(lanes=0))
         lane_to_logs = lane_row_converter(event)
 
         def write_row(to_logs: RowToLogs, own: Sequence[Any], run: Any) -> None:
-            words = run.tolist()
-            runs = self._runs_of(words)
-            try:
-                if runs is not None:
-                    runs.write_row(tuple(words), to_logs, own)
-            except (LoxError, LoxWarning) as error:
-                _keep_error(self, error)
+            self._write(OpenRuns.write_row, run.tolist(), to_logs, own)
 
         def consume_row(operands: Sequence[Any]) -> None:
             write_row(to_logs, *split_run(operands))
@@ -152,11 +147,12 @@ class TapSink(HostSink):
 
         return consume_lanes if event.layout.lanes else consume_row
 
-    def _write(self, words: list[int], logs: logdict) -> None:
+    def _write(self, method: Callable[..., None], words: list[int], *args: Any) -> None:
+        """Calls a method of the open runs, with the words of one of them."""
         runs = self._runs_of(words)
         try:
             if runs is not None:
-                runs.write(tuple(words), logs)
+                method(runs, tuple(words), *args)
         except (LoxError, LoxWarning) as error:
             _keep_error(self, error)
 
@@ -225,12 +221,8 @@ class OpenSink(RunSink):
     def open(self, words: Words, late: bool, config: dict[str, Any]) -> None:
         self.runs.open(words, self.shared, late, config)
 
-    def __eq__(self, other: object) -> bool:
-        same = isinstance(other, OpenSink) and other._config == self._config
-        return same and super().__eq__(other)
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), self._config))
+    def _identity(self) -> tuple[Any, ...]:
+        return *super()._identity(), self._config
 
 
 class CloseSink(RunSink):

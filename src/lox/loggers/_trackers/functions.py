@@ -5,17 +5,14 @@ passed to a `jit` that was compiled for another run. The options of a run are lo
 when it is opened.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
 from lox._logs.logdict import logdict
-from lox.loggers._base import Logger, LoggerState, RunInfo, words_of
+from lox.loggers._base import Logger, LoggerState, RunInfo
 from lox.loggers._runs.backend import Words
-from lox.loggers._runs.config import split_config
 from lox.loggers._runs.open_runs import Full, OpenRuns
-from lox.loggers._runs.sending import send
 from lox.loggers._runs.sinks import OpenSink
 
 from .tracker import Tracker
@@ -42,16 +39,12 @@ class FunctionLogger(Logger):
     def init(
         self, key: Any = None, config: Mapping[str, Any] | None = None, **options: Any
     ) -> LoggerState:
-        static, traced = split_config(config)
         # created here, so that a missing package raises at the user's call
         tracker = self._tracker(**options)
-        words = words_of(key)
-
-        def make_sink(runs: OpenRuns, shared: int) -> "_OpenInTracker":
-            return _OpenInTracker(runs, shared, static, self._trackers, tracker)
-
-        send(self._runs, (words, traced), make_sink)
-        return LoggerState(jnp.array(words), self._kind)
+        make_sink = functools.partial(
+            _OpenInTracker, trackers=self._trackers, tracker=tracker
+        )
+        return self._init(key, config, make_sink)
 
     @property
     def _kind(self) -> str:
@@ -94,9 +87,5 @@ class _OpenInTracker(OpenSink):
             self._trackers[words] = self._tracker
         super().open(words, late, config)
 
-    def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _OpenInTracker) and other._tracker is self._tracker
-        return same and super().__eq__(other)
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), id(self._tracker)))
+    def _identity(self) -> tuple[Any, ...]:
+        return *super()._identity(), id(self._tracker)

@@ -18,7 +18,7 @@ from lox.loggers._base import RunInfo
 from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, python_numbers
 
-from .histogram import histograms_of
+from .columns import histograms_of
 from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs
@@ -125,9 +125,10 @@ class NeptuneLogger(Tracker):
         with _quiet():
             opened = self._neptune.init_run(**{"name": run.name, **self._options})
         opened["sys/group_tags"].add(self._group)
+        created = _NeptuneRun(opened)
         if run.config:
-            opened["parameters"] = self._utils.stringify_unsupported(dict(run.config))
-        return _NeptuneRun(opened)
+            self._set_config(created, run)
+        return created
 
     def _set_config(self, run: _NeptuneRun, info: RunInfo) -> bool:
         config = self._utils.stringify_unsupported(dict(info.config))

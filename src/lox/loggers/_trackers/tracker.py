@@ -5,18 +5,18 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from lox._errors import LoxTypeError, LoxWarning
+from lox._errors import LoxTypeError, LoxWarning, check_choice
 from lox._logs.access import metadata_of
 from lox._logs.lane_step import LANE
 from lox._logs.logdict import logdict
-from lox._patterns import matches_any
+from lox._patterns import matches_any, names_of
 from lox._source import user_line
 from lox.loggers._base import Logger
-from lox.loggers._runs.open_runs import Full, check_full
+from lox.loggers._runs.open_runs import Full
 from lox.loggers._tables import Array, Table, split_by_lane, tables
 
 Names = str | Iterable[str]
@@ -49,14 +49,14 @@ class Tracker(Logger):
         processes: str = "first",
     ) -> None:
         super().__init__(config, processes)
-        check_full(full, type(self).__name__)
+        check_choice(full, get_args(Full), f"`full` of `{type(self).__name__}`")
         self.full = full
         # warnings are about options, and name the line that set them
         self._line = user_line()
         self._warned: set[str] = set()
         self._step = step
-        self._histograms = _patterns(histograms)
-        self._images = _patterns(images)
+        self._histograms = names_of("histograms", histograms) or ()
+        self._images = names_of("images", images) or ()
         # a cache: how to show a key, by its name, shape and dtype
         self._kinds: dict[Any, str] = {}
         # the `info` of logs that are one table of scalars, by identity: events of one
@@ -295,14 +295,3 @@ def check_options(
             raise LoxTypeError(
                 f"neither `{logger}` nor `{name}` has an option {option!r}.{hint}"
             )
-
-
-def _patterns(names: Names) -> tuple[str, ...]:
-    patterns = (names,) if isinstance(names, str) else tuple(names)
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise LoxTypeError(
-                f"`histograms` and `images` take names or patterns of keys, not "
-                f"{pattern!r}."
-            )
-    return patterns

@@ -14,12 +14,10 @@ from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.open_runs import Full
-from lox.loggers._tables import Array, Table, python_numbers, unique_name
+from lox.loggers._tables import Array, Table, unique_name
 
-from .histogram import histograms_of
+from .columns import columns_of
 from .tracker import IntegerSteps, Names, Tracker, check_options
-
-_BINS = 64
 
 
 class _TrackioRun:
@@ -92,12 +90,7 @@ class TrackioLogger(Tracker):
 
     def _columns(self, table: Table) -> dict[str, list[Any]]:
         """The columns to log, by name: one value per row."""
-        trackio = self._trackio
-        columns = {name: python_numbers(x) for name, x in table.scalars.items()}
-        for name, rows in histograms_of(table, _BINS):
-            columns[name] = [trackio.Histogram(np_histogram=row) for row in rows]
-        for name, column in table.images.items():
-            columns[name] = [trackio.Image(_with_channels(pixels)) for pixels in column]
+        columns = columns_of(table, self._trackio.Histogram, self._image)
         x_axis = self.step_of(table)
         if not columns or x_axis is None:
             return columns
@@ -108,11 +101,11 @@ class TrackioLogger(Tracker):
         }
         return others | {unique_name(name, taken): x for name, x in columns.items()}
 
+    def _image(self, pixels: Array) -> Any:
+        image = to_uint8(pixels)
+        if image.shape[2] == 1:  # trackio drops images of one channel
+            image = np.repeat(image, 3, axis=2)
+        return self._trackio.Image(image)
+
     def close(self, run: _TrackioRun) -> None:
         run.run.finish()
-
-
-def _with_channels(pixels: Array) -> Array:
-    """Repeats a single channel three times: trackio drops images of one channel."""
-    image = to_uint8(pixels)
-    return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image

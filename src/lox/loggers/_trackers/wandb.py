@@ -10,16 +10,16 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lox._errors import LoxValueError
+from lox._errors import LoxValueError, check_choice
 from lox._images import to_uint8
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.exit import fatal_error
 from lox.loggers._runs.open_runs import Full
-from lox.loggers._tables import Array, Table, python_numbers, unique_name
+from lox.loggers._tables import Array, unique_name
 
-from .histogram import histograms_of
+from .columns import columns_of
 from .tracker import Names, Tracker, check_options
 
 # 64 runs would print ten lines each, and each would record the program's output
@@ -29,7 +29,6 @@ _QUIET = {"silent": True, "console": "off"}
 _SAVE_PACKAGES = "x_save_requirements"
 # W&B adds these to every row itself, and refuses the empty name
 _RESERVED = ("_step", "_timestamp", "_runtime", "_wandb", "")
-_BINS = 64
 _LOCAL_MODES = ("offline", "dryrun", "disabled")
 # After a failure that took longer than `_LONG_WAIT` seconds, no run tries again for
 # `_RETRY_AFTER` seconds, so that 64 runs do not time out one after the other.
@@ -105,11 +104,8 @@ class WandbLogger(Tracker):
     def _check_mode(self, mode: Any) -> None:
         field = self._wandb.Settings.model_fields.get("mode")
         modes = typing.get_args(field and field.annotation)
-        if mode is not None and modes and mode not in modes:
-            raise LoxValueError(
-                f"`mode` of `WandbLogger` is {mode!r}; it must be one of "
-                f"{', '.join(map(repr, modes))}."
-            )
+        if mode is not None and modes:
+            check_choice(mode, modes, "`mode` of `WandbLogger`")
 
     def open(self, run: RunInfo) -> _WandbRun:
         start = time.monotonic()
@@ -139,7 +135,7 @@ class WandbLogger(Tracker):
 
     def write(self, run: _WandbRun, logs: logdict) -> None:
         for table in self.tables(logs):
-            columns = self._columns(table)
+            columns = columns_of(table, self._wandb.Histogram, self._image)
             if not columns:
                 continue
             taken = set(_RESERVED)
@@ -158,16 +154,6 @@ class WandbLogger(Tracker):
         interrupted = isinstance(error, KeyboardInterrupt)
         # W&B's own exit codes
         run.run.finish(exit_code=0 if error is None else 255 if interrupted else 1)
-
-    def _columns(self, table: Table) -> dict[str, list[Any]]:
-        """The columns to log, by name: one value per row."""
-        wandb = self._wandb
-        columns = {name: python_numbers(x) for name, x in table.scalars.items()}
-        for name, rows in histograms_of(table, _BINS):
-            columns[name] = [wandb.Histogram(np_histogram=row) for row in rows]
-        for name, column in table.images.items():
-            columns[name] = [self._image(pixels) for pixels in column]
-        return columns
 
     def _image(self, pixels: Array) -> Any:
         # not an array: W&B drops its axes of length 1
