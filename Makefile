@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
 LIBRARIES := tests/libraries docs/libraries.md docs/migrating.md
-TRACKERS := tests/loggers/trackers \
+TRACKERS := tests/loggers/trackers tests/cli/trackers \
 	$(patsubst %,docs/loggers/%.md,mlflow neptune trackio wandb)
 JOBS := tests/loggers/test_jobs.py tests/loggers/test_job_faults.py \
 	tests/transforms/test_process_shards.py
@@ -22,7 +22,7 @@ help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
 	@echo "make test       run the tests and the examples in the documentation"
 	@echo "make libraries  test programs of other JAX libraries (STEPS=10 for longer runs)"
-	@echo "make trackers   test loggers with the clients of W&B, MLflow, Neptune and trackio"
+	@echo "make trackers   test loggers and lox sync with the clients of trackers"
 	@echo "make jobs       test jobs of several processes, and their faults"
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
 	@echo "make docs       build the documentation site in build/docs"

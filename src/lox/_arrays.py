@@ -155,6 +155,30 @@ def leaves_with_names(value: Any) -> list[tuple[str, Any]]:
     return list(_named("", value))
 
 
+def leaves_with_paths(value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """The leaves of a pytree with the names on their paths, such as `("a", "0")`."""
+    jax = imported_jax()
+    if jax is not None:
+        found = jax.tree_util.tree_flatten_with_path(value)[0]
+        name = jax.tree_util.keystr
+        return [
+            (tuple(name((entry,), simple=True) for entry in path), leaf)
+            for path, leaf in found
+        ]
+    return list(_with_paths((), value))
+
+
+def _with_paths(
+    path: tuple[str, ...], value: Any
+) -> Iterable[tuple[tuple[str, ...], Any]]:
+    children = _children(value)
+    if children is None:
+        yield path, value
+    names = sorted(value) if type(value) is dict else getattr(value, "_fields", None)
+    for i, (_, item) in enumerate(children or ()):
+        yield from _with_paths((*path, str(i if names is None else names[i])), item)
+
+
 class _Structure(NamedTuple):
     """The structure of a pytree of built-in containers, without JAX.
 

@@ -50,7 +50,12 @@ def test_commands_are_the_modules_of_the_package(capsys, monkeypatch):
         (["sync", "a", "--to", "b", "--interval", "0"], "not a positive number"),
         (["sync", "a", "--to", "b", "--interval", "nan"], "not a positive number"),
         (["sync", "a", "--to", "b", "--interval", "soon"], "not a positive number"),
-        (["sync", "a", "--to", "wandb"], r"is not supported; .* write ./wandb"),
+        (["sync", "a", "--to", "comet"], r"to mlflow, .*, but .* write ./comet"),
+        (["sync", "a", "--to", "wanbd"], r"there are mlflow, .* write ./wanbd"),
+        (["sync", "a", "--to", "tensorboard"], "`lox export --to tensorboard` does"),
+        (["sync", "a", "b", "--to", "c", "--tag=x", "--dry-run"], r"RUN, --tag, --dry"),
+        (["sync", "a", "--to", "mlflow", "--tag", "x"], "--tag: not for mlflow"),
+        (["sync", "a", "--to", "wandb", "--overwrite"], "--overwrite: only for copies"),
     ],
 )
 def test_invalid_command_line_is_explained(capsys, arguments, message):

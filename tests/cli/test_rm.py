@@ -156,6 +156,7 @@ def test_completion_of_bash(capsys, tmp_path):
         complete_line lox plot --band s
         complete_line lox completion ''
         complete_line lox ls ''
+        complete_line lox sync runs --to w
         complete -p lox
     """
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
@@ -167,6 +168,7 @@ def test_completion_of_bash(capsys, tmp_path):
         "std sem",
         "bash zsh fish",
         "",
+        "wandb",
         "complete -o default -F _lox lox",
     ]
 
@@ -175,14 +177,14 @@ def test_completion_of_bash(capsys, tmp_path):
 def test_completion_of_fish(capsys, tmp_path):
     script = tmp_path / "lox.fish"
     script.write_text(output(capsys, "completion", "fish"))
-    program = f"source {script}; complete -C 'lox ex'; complete -C 'lox plot --band s'"
-    program += "; complete -C 'lox --v'"
+    lines = ("lox ex", "lox plot --band s", "lox sync runs --to mlf", "lox --v")
+    program = f"source {script}; " + "; ".join(f"complete -C '{x}'" for x in lines)
     env = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(
         ["fish", "-c", program], capture_output=True, text=True, env=env
     )
     found = [line.split("\t")[0] for line in done.stdout.splitlines()]
-    assert found == ["export", "sem", "std", "--version"]
+    assert found == ["export", "sem", "std", "mlflow", "--version"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -196,6 +198,7 @@ def test_completion_of_zsh(capsys, tmp_path):
         _arguments() {{ print -l -- "$@" }}
         words=(lox '') CURRENT=2; _lox
         words=(lox plot '') CURRENT=3; _lox
+        words=(lox sync '') CURRENT=3; _lox
     """
     done = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -203,6 +206,7 @@ def test_completion_of_zsh(capsys, tmp_path):
     assert lines[0] == "registered _lox lox" and "export:export runs to a file" in lines
     assert any(x.startswith("--band[") and ":(ci std" in x for x in lines)
     assert "--version" in lines
+    assert any(x.startswith("--to[") and ":(mlflow trackio wandb)" in x for x in lines)
 
 
 def test_completion_needs_a_shell(capsys):

@@ -299,7 +299,7 @@ def test_trackers_check_logs_that_resemble_earlier_ones():
     (table,) = tracker.tables(logs)
     assert table.scalars["x"].tolist() == [2.0]
     dict.__setitem__(logs, "x", np.ones((2, 3)))
-    assert lox.loggers._trackers.tracker._scalar_table(logs) is None
+    assert lox._trackers.tables._scalar_table(logs) is None
 
 
 @pytest.mark.parametrize("option", ["histograms", "images"])

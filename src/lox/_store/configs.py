@@ -1,5 +1,6 @@
 """The configs of runs: their names and values, for selecting and grouping."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,16 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config, whose values are strings, numbers or JSON."""
+    return {
+        name: value
+        if isinstance(value, str | bool | int | float)
+        else json.dumps(value)
+        for name, value in flat_config(config).items()
+    }
 
 
 def all_names(dicts: Iterable[Mapping[str, Any]]) -> list[str]:

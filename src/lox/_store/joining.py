@@ -1,5 +1,6 @@
 """Joins the records of a key, from all its segments, to one `Key`."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,16 +24,20 @@ class KeyPart:
         self.segment = segment
         self.key, self._first_leaf = segment.keys[name]
 
-    def rows(self, masked: bool) -> Key:
-        """The records as rows, with time as the first axis and, if `masked`, a mask."""
+    def rows(self, masked: bool, typed_keys: bool = True) -> Key:
+        """The records as rows, with time as the first axis and, if `masked`, a mask.
+
+        Without `typed_keys`, PRNG keys are represented by their data, and JAX is not
+        imported.
+        """
         key, schema = self.key, self.segment.schema
         columns, lanes = key.columns, key.outer + key.lanes
         ndims = tuple(
-            len(columns[i].shape) - lanes - (columns[i].impl is not None)
+            len(columns[i].shape) - lanes - (typed_keys and bool(columns[i].impl))
             for i in leaf_order(key.tree, len(columns))
         )
         leaves = [
-            self._decode(column, self._first_leaf + i)
+            self._decode(column, self._first_leaf + i, typed_keys)
             for i, column in enumerate(columns)
         ]
         steps = {
@@ -58,7 +63,9 @@ class KeyPart:
         """The number of the event of each record, in the writer's order."""
         return self.writer.numbers(self.segment)
 
-    def _decode(self, column: Column, index: int) -> Any:
+    def _decode(self, column: Column, index: int, typed_keys: bool = True) -> Any:
+        if not typed_keys:
+            column = dataclasses.replace(column, impl=None)
         if column.impl is not None:  # copied to a JAX array, not memory-mapped
             self.segment.check_not_sparse()
         rows = self.segment.column(index)

@@ -29,6 +29,7 @@ class _Option(NamedTuple):
     help: str
     takes_value: bool
     choices: list[str]
+    only_choices: bool  # else also names of files
 
 
 class _Command(NamedTuple):
@@ -48,12 +49,14 @@ def _commands() -> list[_Command]:
         module.add_arguments(parser)
         options, choices = [], []
         for action in parser._actions:
-            values = [str(choice) for choice in action.choices or ()]
+            examples = getattr(action, "examples", ())
+            values = [str(choice) for choice in action.choices or examples]
             if action.option_strings:
                 takes_value = action.nargs != 0
                 text = (action.help or "").partition("(")[0].replace("%%", "%").strip()
                 names = list(action.option_strings)
-                options.append(_Option(names, text, takes_value, values))
+                only = action.choices is not None
+                options.append(_Option(names, text, takes_value, values, only))
             else:
                 choices += values
         found.append(_Command(name, module.HELP, options, choices))
@@ -135,6 +138,9 @@ def _zsh_value(option: _Option) -> str:
     if not option.takes_value:
         return ""
     values = f"({' '.join(option.choices)})" if option.choices else "_files"
+    if option.choices and not option.only_choices:
+        named = f"names:name:{values}"
+        values = f'{{_alternative "{named}" "files:file:_files"}}'
     return f":value:{values}"
 
 
@@ -182,7 +188,8 @@ def _fish(commands: list[_Command]) -> str:
                 kind = "-l" if name.startswith("--") else "-s"
                 line += f" {kind} {name.lstrip('-')}"
             if option.choices:
-                line += f" -x -a '{' '.join(option.choices)}'"
+                kind = "-x" if option.only_choices else "-r"
+                line += f" {kind} -a '{' '.join(option.choices)}'"
             elif option.takes_value:
                 line += " -r"
             text = option.help.replace("\\", "\\\\").replace("'", "\\'")

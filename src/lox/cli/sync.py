@@ -1,36 +1,53 @@
-"""Copies a store to another directory or URL, and sends only what is new.
+"""Sends a store to another directory or URL, or its runs to a tracker.
 
-The copy can be read at any time, also while it is made and if that is interrupted: it
-is then the copy of an earlier moment. The store may be written to meanwhile.
+Only what is new is sent. A copy can be read at any time, also while it is made and if
+that is interrupted: it is then the copy of an earlier moment. The store may be written
+to meanwhile. For a tracker, logs in .lox/unsent that its loggers could not send are
+sent as well.
 """
 
 import argparse
 import dataclasses
+import difflib
+import os
+import sys
 import time
 from typing import Any
 
 from lox._errors import StoreError
 from lox._store.copy_store import Report, StoreCopy
+from lox._trackers import targets
 
+from . import _trackers
 from ._arguments import positive_seconds
 from ._output import print_json, readable_size, say
 
-HELP = "copy a store, sending only what is new"
+HELP = "copy a store, or send runs to a tracker; only what is new"
 
-# Names that a later version may understand: a directory is then named by a path.
-_TRACKERS = ("comet", "mlflow", "neptune", "tensorboard", "trackio", "wandb")
+# trackers that runs cannot be sent to; a directory of this name is named by a path
+_OTHERS = ("comet", "neptune", "tensorboard")
 _SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
     parser.add_argument(
+        "runs",
+        nargs="*",
+        default=[],
+        metavar="RUN",
+        help="for trackers: only these runs of the store, by name or pattern",
+    )
+    to = parser.add_argument(
         "--to",
         required=True,
-        metavar="URL",
+        metavar="TARGET",
         type=_target,
-        help="the copy: another directory, or a URL that fsspec opens",
+        help=f"a tracker: {', '.join(targets.NAMES)}; or a copy: another directory, or "
+        "a URL that fsspec opens",
     )
+    # for completion scripts; other values are paths
+    to.examples = targets.NAMES  # type: ignore[attr-defined]
     parser.add_argument(
         "--follow",
         action="store_true",
@@ -51,9 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON, per update"
     )
+    _trackers.add_arguments(parser)
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: Any) -> int:
+    problem = _trackers.unusable_options(arguments)
+    if problem is not None:
+        arguments.parser.print_usage(sys.stderr)
+        print(f"{arguments.parser.prog}: error: {problem}", file=sys.stderr)
+        return 2
+    if arguments.to in targets.NAMES:
+        return _trackers.run(arguments)
     copy = StoreCopy(
         arguments.store, arguments.to, arguments.overwrite, arguments.follow
     )
@@ -116,9 +142,20 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _target(text: str) -> str:
-    if text.lower() in _TRACKERS:
+    name = text.lower()
+    if name in targets.NAMES:
+        return name
+    known = ", ".join(targets.NAMES)
+    if name in _OTHERS:
+        other = " (`lox export --to tensorboard` does)" if name == "tensorboard" else ""
         raise argparse.ArgumentTypeError(
-            f"sending runs to {text} is not supported; for a directory of this name, "
-            f"write ./{text}"
+            f"runs can be sent to {known}, but not to {text}{other}; for a directory "
+            f"of this name, write ./{text}"
+        )
+    close = difflib.get_close_matches(name, targets.NAMES, 1, cutoff=0.75)
+    if close and not os.path.exists(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a tracker: there are {known}. For a directory of this "
+            f"name, write ./{text}"
         )
     return text

@@ -23,6 +23,7 @@ from lox._logs.logdict import logdict
 from lox._logs.shards import local_logs
 from lox._source import user_source
 from lox._store.keys import key_data, run_name
+from lox._trackers.runs import RunInfo as RunInfo
 from lox._transforms.arguments import Argnames, Argnums, Static
 from lox._transforms.compiled import is_outermost
 from lox._transforms.options import Names, Options
@@ -39,21 +40,6 @@ from ._runs.tapping import tap_to_runs
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class RunInfo:
-    """A run for a backend to open.
-
-    Attributes:
-        key: the words of the PRNG key that identifies the run.
-        name: the name of the run, which is made of these words.
-        config: the config of the logger and of the run.
-    """
-
-    key: Words
-    name: str
-    config: Mapping[str, Any]
 
 
 # all loggers, by the identifier in their states
@@ -361,6 +347,15 @@ class Logger:
     def _set_config(self, run: Any, info: RunInfo) -> bool:
         """Sets the config of an open run; returns False if that is not possible."""
         return False
+
+    def _origin(self, run: Any, info: RunInfo) -> dict[str, Any] | None:
+        """What `lox sync` needs to know to send logs that were not sent, as JSON.
+
+        Args:
+            run: what `open` has returned; None if it failed.
+            info: the run.
+        """
+        return None
 
     def _skip(self, run: RunInfo) -> None:
         """Called instead of `open` in a process that does not log to a run yet."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from lox._errors import StoreError
 from lox._logs.logdict import logdict
+from lox._logs.tables import Array, tables, unique_name, widen_subnormals
 from lox._store.local_files import append_whole, locked_file, removed_error
 
 from ._base import Logger, RunInfo
 from ._save import REMEDY, mode_of
-from ._tables import Array, tables, unique_name, widen_subnormals
 
 
 class TextLogger(Logger):

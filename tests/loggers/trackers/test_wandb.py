@@ -653,8 +653,8 @@ def test_logger_waits_once_for_unreachable_server():
     run = python(
         """
         import jax, wandb, lox.wandb
-        import lox.loggers._trackers.wandb
-        backend = lox.loggers._trackers.wandb
+        import lox._trackers.wandb
+        backend = lox._trackers.wandb
         backend._LONG_WAIT, backend._RETRY_AFTER = 1.0, 1e9
         init, calls = wandb.init, []
         wandb.init = lambda **options: calls.append(options) or init(**options)

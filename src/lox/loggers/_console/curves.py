@@ -12,7 +12,7 @@ from lox._logs.access import key_of, metadata_of
 from lox._logs.key import Key, KeyInfo
 from lox._logs.lane_step import LANE
 from lox._logs.logdict import logdict
-from lox.loggers._tables import Array, named_leaves
+from lox._logs.tables import Array, named_leaves
 
 _NUMPY = np.ndarray, np.generic
 _NUMBERS = bool, int, float, complex

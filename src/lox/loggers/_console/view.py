@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lox._logs.tables import Array
 from lox._text_curves import printable, shorten
 from lox.loggers._runs.spill import waiting
-from lox.loggers._tables import Array
 
 from .curves import Curve, Curves, Summary
 

@@ -14,7 +14,9 @@ from lox._errors import LoxError, LoxWarning
 from lox._logs.logdict import RowToLogs, logdict
 from lox._source import user_line
 from lox._store.keys import run_name
+from lox._trackers.unsent import Origin, new_token
 
+from .config import plain_config
 from .spill import Chunk, Spill
 from .unsent import UNSENT, Unsent
 
@@ -63,6 +65,8 @@ class OpenRun:
         self.unflushed_bytes = 0
         self.spills = False
         self.spill: Spill | None = None
+        # the same for all logs of the run that are saved on disk
+        self.token = new_token()
         # the logs that are saved on disk
         self.unsent: Unsent | None = None
         # how many logs could not be saved, and whether a warning has reported it
@@ -203,7 +207,10 @@ class Backend:
         try:
             if run.spill is None:
                 config = self._logger._run_info(run.words, run.config).config
-                run.spill = Spill(self.name, run.words, config)
+                origin = self._origin(run)
+                # other logs come before them
+                following = None if origin is None else origin.following()
+                run.spill = Spill(self.name, run.words, config, following)
             run.spill.write(logs, size)
         except Exception as error:  # such as a full disk
             self._warn_once(
@@ -235,6 +242,7 @@ class Backend:
                 hangs, another thread continues with the chunk.
         """
         losses = run.losses
+        chunk.begin(self._origin(run))
         try:
             for call, logs in chunk.remaining():
                 self.write(run, logs)
@@ -305,13 +313,27 @@ class Backend:
 
     def _open_unsent(self, run: OpenRun) -> str:
         """Creates the files of unsent logs; returns the end of a message about them."""
+        origin = self._origin(run)
         try:
             if run.unsent is None:
                 config = self._logger._run_info(run.words, run.config).config
-                run.unsent = Unsent(self.name, run.words, config)
+                run.unsent = Unsent(self.name, run.words, config, origin)
         except Exception as error:
             return f"logs that it does not accept are lost, because {error}"
-        return f"logs that it does not accept are kept in {str(UNSENT)!r} (`lox.runs`)."
+        hint = f"lox sync {UNSENT} --to {origin.tracker}" if origin else "lox.runs"
+        return f"logs that it does not accept are kept in {str(UNSENT)!r} (`{hint}`)."
+
+    def _origin(self, run: OpenRun) -> Origin | None:
+        """The tracker's run that logs belong to, if `lox sync` can send them."""
+        handle = run.handle if run.is_open else None
+        try:
+            info = self._logger._run_info(run.words, run.config)
+            found = self._logger._origin(handle, info)
+            if found is None:
+                return None
+            return Origin(**plain_config(found), token=run.token)
+        except Exception:  # the logs are kept without it
+            return None
 
     def _save(self, run: OpenRun, logs: logdict) -> None:
         if run.unsent is None:  # a warning has reported it

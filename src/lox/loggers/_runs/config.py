@@ -11,7 +11,6 @@ import numpy as np
 
 from lox._arrays import is_typed_key
 from lox._errors import LoxTypeError, describe
-from lox._store.configs import flat_config
 
 
 def plain_config(config: Any) -> dict[str, Any]:
@@ -99,13 +98,3 @@ def _array(value: Any) -> Any:
     if plain.dtype.kind == "f" and plain.dtype.itemsize < 8:
         plain = plain.astype(str).astype(float)  # without spurious digits
     return plain.tolist()
-
-
-def tracker_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A flat config, whose values are strings, numbers or JSON."""
-    return {
-        name: value
-        if isinstance(value, str | bool | int | float)
-        else json.dumps(value)
-        for name, value in flat_config(config).items()
-    }

@@ -7,7 +7,6 @@ can be read like those.
 import collections
 import contextlib
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 from lox._errors import LoxError
 from lox._logs.access import metadata_of
 from lox._logs.logdict import logdict
-from lox._store.format import TEMPORARY
-from lox._store.replaying import Call, Replay, split_calls
+from lox._store.replaying import Call, Replay, remove_replayed, split_calls
 from lox._store.writer import Writer
+from lox._trackers.unsent import Origin
 
 from .unsent import UnsentRuns
 
@@ -35,11 +34,18 @@ class Spill:
         name: the name of the logger.
         words: the words of the run's key.
         config: the config of the run.
+        origin: the tracker that they belong to, if it is one of `lox sync`.
     """
 
-    def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        words: tuple[int, ...],
+        config: Any,
+        origin: Origin | None = None,
+    ) -> None:
         self._name = name
-        self._runs = UnsentRuns(name, words, config)
+        self._runs = UnsentRuns(name, words, config, origin)
         self._chunks: list[Chunk] = []
 
     def __bool__(self) -> bool:
@@ -112,6 +118,16 @@ class Chunk:
         with contextlib.suppress(OSError):  # everything is written already
             self._writer.close()
 
+    def begin(self, origin: Origin | None) -> None:
+        """Notes where the logs belong before they are sent, if the process is killed.
+
+        Args:
+            origin: the tracker's run, as it is now.
+        """
+        if origin is not None and not self._done:
+            with contextlib.suppress(Exception):  # then some may be sent twice
+                origin.begun().write(self.path)
+
     def remaining(self) -> Iterator[tuple[Call, logdict]]:
         """Yields the calls that are not done, and their logs."""
         replay = Replay(self._writer.directory)
@@ -125,11 +141,7 @@ class Chunk:
         waiting.add(self._name, -call.rows)
 
     def remove(self) -> None:
-        # renamed first: `lox.runs` lists it as a whole, or not at all
-        removed = self.path.with_name(self.path.name + TEMPORARY)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.rename(removed)
-            shutil.rmtree(removed)
+        remove_replayed(self.path)
 
     def forget(self) -> None:
         """Marks that the logs do not wait any more; they stay on disk."""

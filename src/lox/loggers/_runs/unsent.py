@@ -1,6 +1,6 @@
 """Logs that could not be sent to a backend, saved on disk."""
 
-import pathlib
+import contextlib
 import time
 from typing import Any
 
@@ -10,23 +10,31 @@ from lox._logs.logdict import logdict
 from lox._store.creating import open_run
 from lox._store.keys import run_name
 from lox._store.writer import Writer
-
-UNSENT = pathlib.Path(".lox") / "unsent"
+from lox._trackers.unsent import UNSENT as UNSENT, Origin
 
 
 class UnsentRuns:
     """Creates runs for the unsent logs of one run.
 
     They are named by logger, run and time, and by process, except in the first one.
+
+    Args:
+        name: the name of the logger.
+        words: the words of the run's key.
+        config: the config of the run.
+        origin: where the first of them belong, if `lox sync` can send them.
     """
 
-    def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
+    def __init__(
+        self, name: str, words: tuple[int, ...], config: Any, origin: Origin | None
+    ) -> None:
         process = host.known_process_index()
         of_process = f"-process-{process}" if process else ""
         started = time.strftime("%Y%m%d-%H%M%S")
         self._name = f"{name}-{run_name(words)}{of_process}-{started}"
         self._words = words
         self._config = config
+        self._origin = origin
         self._number = 0
 
     def new_writer(self) -> Writer:
@@ -34,7 +42,7 @@ class UnsentRuns:
             number = self._number
             path = UNSENT / (f"{self._name}-{number}" if number else self._name)
             try:
-                writer = open_run(path, "x", self._words, self._config)
+                writer = open_run(path, "x", self._words, self._config, tracked=True)
             except StoreError as error:
                 # it is not that the run exists, but the disk is full, for example
                 if isinstance(error.__cause__, OSError) or not path.exists():
@@ -42,6 +50,10 @@ class UnsentRuns:
                 self._number += 1
             else:
                 self._number += 1
+                if self._origin is not None:
+                    with contextlib.suppress(Exception):  # the logs matter more
+                        self._origin.write(path)
+                    self._origin = self._origin.following()
                 return writer
 
 
@@ -52,10 +64,17 @@ class Unsent:
         name: the name of the logger.
         words: the words of the run's key.
         config: the config of the run.
+        origin: the tracker that they belong to, if it is one of `lox sync`.
     """
 
-    def __init__(self, name: str, words: tuple[int, ...], config: Any) -> None:
-        self._runs = UnsentRuns(name, words, config)
+    def __init__(
+        self,
+        name: str,
+        words: tuple[int, ...],
+        config: Any,
+        origin: Origin | None = None,
+    ) -> None:
+        self._runs = UnsentRuns(name, words, config, origin)
         self._writer = self._runs.new_writer()
 
     def write(self, logs: logdict) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from lox._errors import StoreError
 from lox._event_files.event_file import EventFile
 from lox._logs.logdict import logdict
+from lox._store.configs import text_config
+from lox._trackers.runs import IntegerSteps
 from lox.loggers._base import RunInfo
-from lox.loggers._runs.config import tracker_config
-from lox.loggers._trackers.tracker import IntegerSteps, Names, Tracker
+from lox.loggers._trackers.tracker import Names, Tracker
 
 
 class _TensorBoardRun:
@@ -76,7 +77,7 @@ class TensorBoardLogger(Tracker):
             raise StoreError(f"cannot create a run at {given}: {error}.") from error
         if run.config:
             opened.has_config = True
-            opened.file.hparams(tracker_config(run.config), run.name)
+            opened.file.hparams(text_config(run.config), run.name)
         return opened
 
     def write(self, run: _TensorBoardRun, logs: logdict) -> None:

@@ -56,8 +56,18 @@ class FunctionLogger(Logger):
 
     def open(self, run: RunInfo) -> Any:
         # a state from another process comes without the options of its `init`
-        tracker = self._trackers.pop(run.key, None) or self._tracker()
-        return tracker, tracker.open(run)
+        tracker = self._trackers.get(run.key) or self._tracker()
+        opened = tracker.open(run)
+        self._trackers.pop(run.key, None)
+        return tracker, opened
+
+    def _origin(self, run: Any, info: RunInfo) -> dict[str, Any] | None:
+        if run is not None:
+            tracker, opened = run
+            return tracker._origin(opened, info)
+        # it could not be opened
+        tracker = self._trackers.get(info.key) or self._tracker()
+        return tracker._origin(None, info)
 
     def write(self, run: Any, logs: logdict) -> None:
         tracker, opened = run

@@ -14,11 +14,11 @@ import numpy as np
 from lox._images import encode_png, to_uint8
 from lox._logs.exports import require
 from lox._logs.logdict import logdict
+from lox._logs.tables import Array, Table, python_numbers
+from lox._trackers.columns import histograms_of
 from lox.loggers._base import RunInfo
 from lox.loggers._runs.open_runs import Full
-from lox.loggers._tables import Array, Table, python_numbers
 
-from .columns import histograms_of
 from .tracker import Names, Tracker
 
 # do not record the process itself, for each of its runs

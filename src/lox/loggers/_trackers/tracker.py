@@ -1,28 +1,18 @@
-"""The base class of loggers for experiment trackers, which plot curves of numbers."""
+"""The base class of loggers for experiment trackers."""
 
-import difflib
-import inspect
-import math
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
-import numpy as np
-
-from lox._errors import LoxTypeError, LoxWarning, check_choice
-from lox._logs.access import metadata_of
-from lox._logs.lane_step import LANE
-from lox._logs.logdict import logdict
-from lox._patterns import matches_any, names_of
-from lox._source import user_line
+from lox._errors import check_choice
+from lox._trackers.backend import TrackerBackend
+from lox._trackers.runs import Ending, RunInfo
+from lox._trackers.tables import Names as Names, TrackerTables
 from lox.loggers._base import Logger
+from lox.loggers._runs.exit import fatal_error
 from lox.loggers._runs.open_runs import Full
-from lox.loggers._tables import Array, Table, split_by_lane, tables
-
-Names = str | Iterable[str]
 
 
-class Tracker(Logger):
+class Tracker(TrackerTables, Logger):
     """Base class of loggers for experiment trackers.
 
     Args:
@@ -37,7 +27,6 @@ class Tracker(Logger):
     """
 
     background = True
-    shows_histograms = True
 
     def __init__(
         self,
@@ -48,250 +37,36 @@ class Tracker(Logger):
         full: Full = "wait",
         processes: str = "first",
     ) -> None:
-        super().__init__(config, processes)
+        TrackerTables.__init__(self, step, histograms, images)
+        Logger.__init__(self, config, processes)
         check_choice(full, get_args(Full), f"`full` of `{type(self).__name__}`")
         self.full = full
-        # warnings are about options, and name the line that set them
-        self._line = user_line()
-        self._warned: set[str] = set()
-        self._step = step
-        self._histograms = names_of("histograms", histograms) or ()
-        self._images = names_of("images", images) or ()
-        # a cache: how to show a key, by its name, shape and dtype
-        self._kinds: dict[Any, str] = {}
-        # the `info` of logs that are one table of scalars, by identity: events of one
-        # `lox.log` call share it
-        self._scalar_infos: dict[int, Any] = {}
 
-    def tables(self, logs: logdict) -> list[Table]:
-        """Splits the logs of one run by what was logged together."""
-        info = metadata_of(logs).info
-        if self._scalar_infos.get(id(info)) is info:
-            scalars = _scalar_table(logs)
-            if scalars is not None:
-                return [scalars]
-        split = (part for table in tables(logs) for part in split_by_lane(table))
-        found = [self._classified(table).with_lane_names() for table in split]
-        if len(found) == 1 and _is_scalar_table(logs, found[0]):
-            if len(self._scalar_infos) > _MAX_SCALAR_INFOS:
-                self._scalar_infos.clear()
-            self._scalar_infos[id(info)] = info
-        return found
-
-    def step_of(self, table: Table) -> tuple[str, Array] | None:
-        """The name and the numbers of the step to use as the x-axis, if any."""
-        steps = table.steps
-        if self._step is not None and self._step in steps:
-            return self._step, steps[self._step]
-        name = "step" if "step" in steps else next(iter(steps), None)
-        if name is None:
-            return None
-        if self._step is not None:
-            keys = ", ".join(map(repr, table.shown))
-            self.warn_once(
-                f"`{type(self).__name__}` plots {keys} over the step {name!r}, because "
-                f"these rows have no step {self._step!r}. Log that step with them, or "
-                "choose another `step`."
-            )
-        return name, steps[name]
-
-    def _classified(self, table: Table) -> Table:
-        """Sorts the values of a table by how to show them."""
-        in_histograms = self._find_binned(table) if self.shows_histograms else ()
-        for name, column in table.values.items():
-            if name in in_histograms:
-                continue
-            kind = self._kind_of(name, column)
-            if kind == "scalars":
-                table.scalars[name] = column.reshape(table.length)
-            elif kind != "other":
-                getattr(table, kind)[name] = column
-        return table
-
-    def _find_binned(self, table: Table) -> set[str]:
-        """Adds the histograms of a table: counts, and one more edge of bins.
-
-        Returns:
-            The names of the columns that belong to them.
-        """
-        found: set[str] = set()
-        for name, edges in table.values.items():
-            if not name.endswith(_EDGES):
-                continue
-            histogram = name.removesuffix(_EDGES)
-            counts = table.values.get(histogram + _COUNTS)
-            if counts is None or not _are_binned(counts, edges):
-                continue
-            names = histogram + _COUNTS, name
-            if not any(map(self._is_selected, names)):
-                table.binned[histogram] = counts, edges
-                found.update(names)
-        return found
-
-    def _is_selected(self, name: str) -> bool:
-        return matches_any(name, (*self._histograms, *self._images))
-
-    def _kind_of(self, name: str, column: Array) -> str:
-        """How to show a key: "scalars", "histograms", "images", or "other" if not."""
-        key = name, column.shape[1:], column.dtype.kind
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._find_kind(name, column)
-        return kind
-
-    def _find_kind(self, name: str, column: Array) -> str:
-        if column.dtype.kind in "biuf":
-            if column.ndim == 1:
-                return "scalars"
-            if matches_any(name, self._histograms):
-                return "histograms"
-            if matches_any(name, self._images):
-                return self._image_kind(name, column.shape[1:])
-            if math.prod(column.shape[1:]) == 1:
-                return "scalars"
-        what = f"{column.dtype} of shape {column.shape[1:]}"
-        self.warn_once(
-            f"`{type(self).__name__}` leaves out {name!r}, which is {what}: it plots "
-            f"real scalars only. {self._remedy(name, column.dtype.kind in 'biuf')}"
-        )
-        return "other"
-
-    def _image_kind(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 2 or (len(shape) == 3 and 1 <= shape[2] <= 4):
-            return "images"
-        self.warn_once(
-            f"`{type(self).__name__}` leaves out {name!r}, which `images` selects: its "
-            f"shape is {shape}, and images have the shape (height, width) or (height, "
-            "width, channels) with up to 4 channels. Reshape it, or log each image "
-            "separately."
-        )
-        return "other"
-
-    def warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            try:
-                warnings.warn_explicit(message, LoxWarning, *self._line)
-            except LoxWarning as error:  # if filters make it an error, the run goes on
-                self._runs.raise_later(error)
-
-    def _remedy(self, name: str, is_real: bool) -> str:
-        options = (
-            f"Pass `histograms={name!r}` or `images={name!r}`, log"
-            if is_real
-            else "Log"
-        )
-        return f"{options} a scalar computed from it, or save it with a `SaveLogger`."
+    def _raise_later(self, error: Warning) -> None:
+        self._runs.raise_later(error)
 
 
-_MAX_SCALAR_INFOS = 1000
-_COUNTS, _EDGES = "/counts", "/edges"  # of a logged histogram
+class BackendTracker(TrackerBackend, Tracker):
+    """Base class of loggers whose backend `lox sync` uses as well."""
+
+    def close(self, run: Any) -> None:
+        self.end(run, _ending())
+
+    def _buffers(self) -> bool:
+        return type(self).flush is not TrackerBackend.flush
+
+    def _origin(self, run: Any, info: RunInfo) -> dict[str, Any]:
+        return {
+            "tracker": self.command_name,
+            "name": info.name,
+            "settings": self.settings(),
+            "run": None if run is None else run.state(),
+        }
 
 
-def _are_binned(counts: Array, edges: Array) -> bool:
-    """Whether two columns are counts of values in bins, and the edges of the bins."""
-    return (
-        counts.ndim == edges.ndim == 2
-        and edges.shape[1] == counts.shape[1] + 1 > 1
-        and all(column.dtype.kind in "iuf" for column in (counts, edges))
-    )
-
-
-def _is_scalar_table(logs: logdict, table: Table) -> bool:
-    """Whether logs are rows of one event that has only scalars."""
-    metadata = metadata_of(logs)
-    return (
-        list(table.scalars) == list(logs)
-        and all(info.ndims == (0,) for info in metadata.info.values())
-        and all(
-            len(by_key) == len(logs)
-            and len({id(step) for step in by_key.values()}) == 1
-            for by_key in metadata.steps.values()
-        )
-        and _scalar_table(logs) is not None
-    )
-
-
-def _scalar_table(logs: logdict) -> Table | None:
-    """The table of logs that are rows of scalars; None if they are not."""
-    metadata = metadata_of(logs)
-    if metadata.mask or len(logs) != len(metadata.info):
-        return None
-    for value in logs.values():
-        if not isinstance(value, np.ndarray | np.generic):
-            return None
-        if value.ndim > 1 or value.dtype.kind not in "biuf":
-            return None
-    scalars = {key: value.reshape(-1) for key, value in logs.items()}
-    steps = {
-        name: np.asarray(next(iter(by_key.values()))).reshape(-1)
-        for name, by_key in metadata.steps.items()
-    }
-    lengths = {len(column) for column in (*scalars.values(), *steps.values())}
-    if len(lengths) > 1 or LANE in steps:
-        return None
-    return Table(lengths.pop(), steps, scalars, scalars)
-
-
-class IntegerSteps:
-    """Steps of the rows of a run, for trackers that take integer steps only.
-
-    Rows without an integer step are counted per key.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        # the names of steps that are not integers
-        self._non_integer: set[str] = set()
-
-    def of(self, tracker: Tracker, table: Table) -> Array:
-        """The steps of the rows of a table."""
-        x_axis = tracker.step_of(table)
-        if x_axis is not None:
-            name, numbers = x_axis
-            if numbers.dtype.kind in "bi":
-                return numbers
-            if name not in self._non_integer:
-                with np.errstate(invalid="ignore"):
-                    integers = numbers.astype(np.int64)
-                if np.array_equal(integers, numbers):
-                    self._count(table)
-                    return integers
-                self._non_integer.add(name)
-                tracker.warn_once(
-                    f"`{type(tracker).__name__}` counts rows instead of using the step "
-                    f"{name!r}, because it takes only steps that are 64-bit integers. "
-                    "Choose another step with `step`."
-                )
-        first = self._count(table)
-        return np.arange(first, first + table.length)
-
-    def _count(self, table: Table) -> int:
-        """Counts the rows of these keys; returns how many there were before."""
-        names = table.shown
-        first = max((self._counts.get(name, 0) for name in names), default=0)
-        self._counts |= dict.fromkeys(names, first + table.length)
-        return first
-
-
-def check_options(
-    options: Mapping[str, Any], function: Any, logger: str, name: str
-) -> None:
-    """Raises if the tracker's own `function` does not accept one of the options.
-
-    Args:
-        options: the options that the logger passes on.
-        function: the function of the tracker's client.
-        logger: the name of the logger.
-        name: the name of the function.
-    """
-    known = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-        return
-    for option in options:
-        if option not in known:
-            close = difflib.get_close_matches(option, known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise LoxTypeError(
-                f"neither `{logger}` nor `{name}` has an option {option!r}.{hint}"
-            )
+def _ending() -> Ending:
+    """How the process ends, or how a run is finished before."""
+    error = fatal_error()
+    if error is None:
+        return "finished"
+    return "killed" if isinstance(error, KeyboardInterrupt) else "failed"

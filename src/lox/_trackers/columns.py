@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lox._event_files.histograms import finite_histogram
-from lox.loggers._tables import Array, Table, python_numbers
+from lox._logs.tables import Array, Table, python_numbers
 
 _BINS = 64
 

@@ -4,19 +4,18 @@ Columns, because handling one row at a time is a hundred times slower.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from lox._arrays import is_typed_key
-from lox._logs.access import keys_of
-from lox._logs.grouping import group_by_steps
-from lox._logs.key import Key
-from lox._logs.lane_step import LANE, NO_LANE, inner_lane
-from lox._logs.logdict import logdict
+from lox._arrays import is_typed_key, leaves_with_paths
+
+from .access import keys_of
+from .grouping import group_by_steps
+from .key import Key
+from .lane_step import LANE, NO_LANE, inner_lane
+from .logdict import logdict
 
 Array = np.ndarray[Any, Any]
 
@@ -163,9 +162,7 @@ def named_leaves(key: str, value: Any) -> list[tuple[str, Any]]:
     """The leaves of a value, with their names: the key and their path."""
     if isinstance(value, np.ndarray | np.generic):
         return [(key, value)]
-    pairs = jax.tree_util.tree_leaves_with_path({key: value})
-    name_of = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-    return [(name_of(path), leaf) for path, leaf in pairs]
+    return [("/".join((key, *path)), leaf) for path, leaf in leaves_with_paths(value)]
 
 
 def _column(leaf: Any) -> Array:

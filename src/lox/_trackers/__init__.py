@@ -1,0 +1,1 @@
+"""Sends runs to experiment trackers: for loggers and for `lox sync`, without JAX."""

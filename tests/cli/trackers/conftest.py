@@ -1,0 +1,8 @@
+"""Every test of a tracker runs in an empty directory, and may be told of left keys."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
