@@ -24,6 +24,7 @@ from . import (
     streams,
     tracing,
     trackers,
+    viewers,
 )
 from .figure import HEADER
 
@@ -47,6 +48,7 @@ TOPICS = {
         cluster,
         processes,
         page,
+        viewers,
         cli,
         loggers,
         trackers,

@@ -1,12 +1,13 @@
 """The page: time to the first charts, refreshes, size of reports, memory of a server.
 
-`open_page` measures what a browser does until the first curve is there; another viewer
-of the same runs can be measured with it too.
+`open_page` measures what a browser does until the first curve is there; the topic
+`viewers` measures other viewers of the same runs with it.
 """
 
 import http.client
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -49,7 +50,7 @@ def _names() -> list[str]:
     return [f"k{i:02d}" for i in range(_KEYS)]
 
 
-def _logs(first: int, columns: dict[str, Any]) -> lox.logdict:
+def logs_of(first: int, columns: dict[str, Any]) -> lox.logdict:
     count = len(next(iter(columns.values())))
     steps = np.arange(first, first + count)
     return lox.logdict(columns, {"step": dict.fromkeys(columns, steps)}, stacked=True)
@@ -67,7 +68,7 @@ def _write_store(store: pathlib.Path) -> dict[str, set[float]]:
             columns[name] = column
             extremes[name] |= {float(column.min()), float(column.max())}
         writer = Writer(create_run(store / f"run-{seed}", "x", None, {"seed": seed}))
-        writer.write(_logs(0, columns))
+        writer.write(logs_of(0, columns))
         writer.finish()
         writer.close()
     return extremes
@@ -123,16 +124,20 @@ class _Served:
         self.connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def ask(self, target: str) -> bytes:
-        self.connection.request("GET", target)
-        response = self.connection.getresponse()
-        content = response.read()
-        assert response.status == 200, content
-        return content
+        return _ask(self.connection, target)
 
     def close(self) -> None:
         self.connection.close()
         self.server.shutdown()
         self.server.server_close()
+
+
+def _ask(connection: http.client.HTTPConnection, target: str) -> bytes:
+    connection.request("GET", target)
+    response = connection.getresponse()
+    content = response.read()
+    assert response.status == 200, content
+    return content
 
 
 def _served(store: pathlib.Path) -> Iterator[Figure]:
@@ -154,7 +159,7 @@ def _served(store: pathlib.Path) -> Iterator[Figure]:
     for i in range(5):
         for writer in writers:
             rows = {name: np.zeros(10, np.float32) for name in _names()}
-            writer.write(_logs(_ROWS + 10 * i, rows))
+            writer.write(logs_of(_ROWS + 10 * i, rows))
         served.server.source.refresh()
         start = time.perf_counter()
         content = served.ask(f"/index?since={served.server.source.version - 1}")
@@ -174,7 +179,7 @@ def _served(store: pathlib.Path) -> Iterator[Figure]:
 
 
 class Opened(NamedTuple):
-    """What a browser did until a page was ready.
+    """What a browser without a cache did until a page was ready.
 
     Attributes:
         seconds: from the request of the page.
@@ -196,13 +201,11 @@ def open_page(browser: Any, url: str, ready: str) -> Opened:
         ready: JavaScript that is true when the page shows its first curve.
     """
     start = time.perf_counter()
-    tab = browser.open(url, 1400, 900)
+    tab = browser.open(url, 1400, 900, cache=False)
     tab.wait(ready)
     seconds = time.perf_counter() - start
-    size = tab.evaluate(
-        "performance.getEntries().reduce((sum, e) => sum + (e.transferSize || 0), 0)"
-    )
     requests = len([url for url in tab.requests if url.startswith("http")])
+    size = tab.received
     tab.close()
     return Opened(seconds, requests, size)
 
@@ -223,11 +226,10 @@ def _in_browser(store: pathlib.Path, profile: pathlib.Path) -> Iterator[Figure]:
         print("no browser was found: the page is not measured in one", file=sys.stderr)
         return
     browser = chromium.Browser(profile)
-    served = _Served(store)
-    browser.open("about:blank#warm").close()
-    first = open_page(browser, served.server.url, READY)
-    every = open_page(browser, served.server.url, ALL_READY)
-    served.close()
+    with _Process(store) as served:
+        browser.open("about:blank#warm").close()
+        first = open_page(browser, served.url, READY)
+        every = open_page(browser, served.url, ALL_READY)
     browser.close()
     yield Figure("in a browser, the first curve, seconds", first.seconds, 2)
     yield Figure("  all charts in the window, seconds", every.seconds, 2)
@@ -238,21 +240,19 @@ def _in_browser(store: pathlib.Path, profile: pathlib.Path) -> Iterator[Figure]:
 def _memory(store: pathlib.Path) -> Iterator[Figure]:
     """The memory of a server that follows a growing store for an hour."""
     writers = [Writer(create_run(store / f"r{i}", "x", None, {})) for i in range(4)]
-    served = _Served(store)
     after, measured = 0, []
-    for i in range(_REFRESHES):
-        for writer in writers:
-            writer.write(_logs(5 * i, {"loss": np.zeros(5, np.float32)}))
-        served.server.source.refresh()
-        version = served.server.source.version
-        served.ask(f"/index?since={version - 1}")
-        served.ask(f"/chart?key=loss&band=ci&after={after}&width=0&buckets={_WIDTH}")
-        after = 5 * i
-        if i % 100 == 0:
-            served.ask(f"/chart?key=loss&band=ci&buckets={_WIDTH}")
-        if i in (_REFRESHES // 4, _REFRESHES - 1):
-            measured.append(_anonymous_memory())
-    served.close()
+    with _Process(store, impatient=True) as served:
+        for i in range(_REFRESHES):
+            for writer in writers:
+                writer.write(logs_of(5 * i, {"loss": np.zeros(5, np.float32)}))
+            served.ask(f"/index?since={i}")
+            extension = f"after={after}&width=0&buckets={_WIDTH}"
+            served.ask(f"/chart?key=loss&band=ci&{extension}")
+            after = 5 * i
+            if i % 100 == 0:
+                served.ask(f"/chart?key=loss&band=ci&buckets={_WIDTH}")
+            if i in (_REFRESHES // 4, _REFRESHES - 1):
+                measured.append(served.memory())
     for writer in writers:
         writer.close()
     yield Figure(
@@ -260,11 +260,49 @@ def _memory(store: pathlib.Path) -> Iterator[Figure]:
         measured[1] / measured[0],
         1.02,
     )
+    yield Figure("  MB", measured[1] / 1000)
 
 
-def _anonymous_memory() -> int:
-    """The memory of this process in kB, without files that are mapped."""
-    status = pathlib.Path("/proc/self/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+)", status)
-    assert found is not None
-    return int(found[1])
+_IMPATIENT = """
+import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+import lox._page.server as server
+server._LOOK_SECONDS = 0.0
+server.serve(sys.argv[1], port=0)
+"""
+
+
+class _Process:
+    """`lox serve` in a process of its own.
+
+    Args:
+        store: the store.
+        impatient: whether each request looks for what is new.
+    """
+
+    def __init__(self, store: pathlib.Path, impatient: bool = False) -> None:
+        command = [sys.executable, "-m", "lox", "serve", str(store), "-p0"]
+        if impatient:
+            command = [sys.executable, "-c", _IMPATIENT, str(store)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "_Process":
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().split()[0]
+        self._connection = http.client.HTTPConnection(self.url.split("/")[2])
+        return self
+
+    def ask(self, target: str) -> bytes:
+        return _ask(self._connection, target)
+
+    def memory(self) -> int:
+        """The memory of the process in kB, without files that are mapped."""
+        status = pathlib.Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"RssAnon:\s+(\d+)", status)
+        assert found is not None
+        return int(found[1])
+
+    def __exit__(self, *_: Any) -> None:
+        self._connection.close()
+        self._process.terminate()
+        self._process.communicate()

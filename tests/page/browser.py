@@ -143,13 +143,14 @@ class Browser:
             if tab is not None and "method" in answer:
                 tab._event(answer["method"], answer["params"])
 
-    def open(self, url, width=1200, height=800, dark=False):
+    def open(self, url, width=1200, height=800, dark=False, cache=True):
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         tab = Tab(self, target, attached["sessionId"])
         self._tabs[tab.session] = tab
         for domain in ("Page", "Runtime", "Network", "Log"):
             tab.call(f"{domain}.enable")
+        tab.call("Network.setCacheDisabled", cacheDisabled=not cache)
         tab.resize(width, height)
         features = [
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -173,6 +174,7 @@ class Tab:
 
     Attributes:
         requests: the URLs of all requests of the page.
+        received: the size of all answers in bytes, as they were sent.
         problems: exceptions and errors of the page.
         dialogs: the texts of dialogs that it has opened.
     """
@@ -182,6 +184,7 @@ class Tab:
         self._target = target
         self.session = session
         self.requests = []
+        self.received = 0
         self.problems = []
         self.dialogs = []
 
@@ -191,6 +194,8 @@ class Tab:
     def _event(self, method, parameters):
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
+        elif method == "Network.loadingFinished":
+            self.received += parameters["encodedDataLength"]
         elif method == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]
             text = details.get("exception", {}).get("description", details["text"])

@@ -1,11 +1,15 @@
 """Stores that the tests of the page write."""
 
 import contextlib
+import types
+from unittest import mock
 
 import numpy as np
 
 import lox
+from lox._store import times as store_times
 from lox._store.creating import create_run
+from lox._store.reader import Run
 from lox._store.writer import Writer
 
 
@@ -30,6 +34,23 @@ def open_run(store, name, config=None, finish=True):
     if finish:
         writer.finish()
     writer.close()
+
+
+def write_timed(store, name, times, config=None, **columns):
+    """Writes a run, each row at one of these times since its start."""
+    run = create_run(store / name, "x", None, config or {})
+    started = Run(run).started
+    now = [0.0]
+    clock = types.SimpleNamespace(
+        monotonic=lambda: 1e6 + now[0], time=lambda: started + now[0]
+    )
+    with mock.patch.object(store_times, "time", clock):
+        writer = Writer(run)
+        for i, now[0] in enumerate(times):
+            row = {key: column[i : i + 1] for key, column in columns.items()}
+            writer.write(logs([i], **row))
+        writer.finish()
+        writer.close()
 
 
 def write_seeds(store, seeds=4, rows=50, lrs=(0.1, 0.01), keys=("loss", "accuracy")):

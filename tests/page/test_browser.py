@@ -12,7 +12,7 @@ from lox._page.server import PageServer
 from tests import waiting
 
 from . import browser as chromium
-from .stores import logs, open_run, write_run, write_seeds
+from .stores import logs, open_run, write_run, write_seeds, write_timed
 from .test_report import HOSTILE
 
 if chromium.find() is None:
@@ -362,6 +362,78 @@ def test_histograms_and_images_are_shown(tmp_path, report):
 
 
 # --- safety --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_x_axis_can_be_the_time_of_rows(tmp_path, report, show, serve, live):
+    store = tmp_path / "store"
+    for seed in range(2):
+        times = np.arange(60) * (60.0 + seed)
+        write_timed(store, f"r{seed}", times, {"seed": seed}, loss=np.arange(60.0))
+    tab = show(serve(store)) if live else report(store)
+    names = (
+        "[...document.querySelector('[aria-label=X-axis]').options].map(o => o.text)"
+    )
+    expected = ["step", "relative time", "wall time", "row", "loss"]
+    assert tab.evaluate(names) == (expected if live else expected[:2])
+    texts = {"#time": "relative time", "#clock": "wall time"}
+    for axis, limit in (("#time", 3661), ("#clock", 1.6e9))[: 1 + live]:
+        tab.evaluate(f"{FIRST}.page.choose('x', '{axis}')")
+        tab.wait(f"{FIRST}.axis === '{axis}' && {DRAWN}")
+        low, high = tab.evaluate(f"{FIRST}.data.extent")
+        assert low < high < limit if axis == "#time" else limit < low < high
+        ticks = tab.wait(f"{FIRST}.u.axes[0]._values")
+        text = "".join(ticks)
+        assert (" min" in text) if axis == "#time" else (":" in text and "20" in text)
+        assert tab.evaluate(f"{PIXELS}({BLUE})") > 10
+        x, y, _, _ = tab.center(".u-over")
+        tab.mouse("mouseMoved", x, y)
+        shown = "document.querySelector('.tooltip:not([hidden]) .at')?.textContent"
+        tab.wait(f"{shown}?.startsWith({json.dumps(texts[axis])})")
+
+
+def test_file_that_lacks_single_runs_says_so(tmp_path, show):
+    store = tmp_path / "store"
+    write_seeds(store, seeds=12, rows=300)
+    for limit, text in ((60_000, "grouped by"), (35_000, "single runs")):
+        path = write_report(
+            store, tmp_path / "report.html", overwrite=True, max_bytes=limit
+        )
+        tab = show(path.as_uri())
+        assert text in tab.evaluate("document.querySelector('.notes').textContent")
+        assert "n = 12" in tab.evaluate(
+            "document.querySelector('.card .note').textContent"
+        )
+        assert tab.evaluate(f"{PIXELS}({BLUE})") > 100
+        # statistics of some runs are not in the file
+        tab.evaluate(f"{FIRST}.page.state.set({{ off: ['lr0.1-seed0'] }})")
+        tab.wait(f"{FIRST}.data.groups.some(g => g.partial)")
+    assert "single runs" in tab.evaluate(
+        "document.querySelector('.card .note').textContent"
+    )
+
+
+def test_each_run_counts_its_values_that_are_not_finite(tmp_path, report):
+    values = np.where(np.arange(5000) % 50 == 0, np.nan, 1.0)
+    for seed in range(2):
+        write_run(
+            tmp_path / "store",
+            f"r{seed}",
+            logs(np.arange(5000), loss=values),
+            {"seed": seed},
+        )
+    tab = report(tmp_path / "store", "#by=%40run")
+    note = tab.evaluate("document.querySelector('.card .note').textContent")
+    assert "200 not finite" in note
+
+
+def test_runs_without_times_are_said(tmp_path, show, serve):
+    write_timed(tmp_path, "timed", [1.0, 2.0, 3.0], loss=np.zeros(3))
+    write_run(tmp_path, "other", logs([0, 1], loss=[0.0, 1.0]))
+    tab = show(f"{serve(tmp_path)}#x=%23time")
+    note = "document.querySelector('.card .note').textContent"
+    tab.wait(f"{note}.includes('1 run has no times')")
+    assert tab.evaluate(f"{FIRST}.data.curves.length") == 1
 
 
 @pytest.mark.parametrize("live", [False, True])

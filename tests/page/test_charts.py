@@ -20,7 +20,7 @@ from lox._page.statistics import BANDS, band_of, mean_of
 from lox._store.writer import Writer
 from tests import programs, waiting
 
-from .stores import logs, open_run, write_run, write_seeds
+from .stores import logs, open_run, write_run, write_seeds, write_timed
 
 
 def names_of(source, data):
@@ -188,11 +188,17 @@ def test_runs_of_different_lengths_and_steps_are_aligned_by_step(tmp_path):
     assert np.isnan(group["bands"]["std"][0][0])
 
 
-def test_repeated_steps_of_a_resumed_run_show_the_last_row(tmp_path):
+def test_repeated_steps_of_a_resumed_run_are_points_of_their_own(tmp_path):
     write_run(tmp_path, "a", logs([0, 1, 2, 1, 2, 3], loss=[0.0, 1, 2, 10, 20, 30]))
+    write_run(tmp_path, "b", logs([0, 1, 2, 3], loss=[0.0, 3, 4, 50]))
     data = chart(StoreSource(tmp_path), Request("loss"))
-    assert data["from"].tolist() == [0, 1, 2, 3]
-    assert data["lanes"]["first"].tolist() == [[0, 10, 20, 30]]
+    assert data["from"].tolist() == [0, 1, 1, 2, 2, 3]
+    first, second = data["lanes"]["first"]
+    assert first.tolist() == [0, 1, 10, 2, 20, 30]
+    np.testing.assert_array_equal(second, [0, 3, np.nan, 4, np.nan, 50])
+    (group,) = data["groups"]
+    assert group["first"].tolist() == [0, 2, 10, 3, 20, 40]
+    assert group["n"].tolist() == [2, 2, 1, 2, 1, 2]
 
 
 def test_x_axis_can_be_rows_or_another_key(tmp_path):
@@ -219,6 +225,66 @@ def test_runs_without_common_x_are_averaged_in_bins(tmp_path):
     assert data["binned"]
     assert group["n"].max() == 4
     np.testing.assert_allclose(group["first"][group["n"] == 4], 1.5)
+
+
+def test_x_axis_can_be_the_time_of_rows(tmp_path):
+    times = [1.0, 11.0, 31.0, 1000.0]
+    write_timed(tmp_path, "a", times, loss=np.arange(4.0))
+    source = StoreSource(tmp_path)
+    started = source.runs[0].run.started
+    assert index_of(source)["keys"][0]["times"]
+    data = chart(source, Request("loss", x="#time"))
+    assert data["axes"] == ["#time"] and not data["problems"]
+    np.testing.assert_allclose(data["from"], times, atol=1e-5)
+    assert data["lanes"]["first"].tolist() == [[0, 1, 2, 3]]
+    data = chart(source, Request("loss", x="#clock"))
+    np.testing.assert_allclose(data["from"] - started, times, atol=1e-5)
+    data = chart(source, Request("loss", x="#time", low=10, high=12))
+    np.testing.assert_allclose(data["from"], times[:3], atol=1e-5)
+    with pytest.raises(CannotExtendError):
+        chart(source, Request("loss", x="#time", after=1.0, width=0.0))
+
+
+def test_runs_of_different_speed_are_averaged_over_time(tmp_path):
+    for i, speed in enumerate([1.0, 1.1, 1.3]):
+        times = np.arange(1, 201) / speed
+        write_timed(tmp_path, f"r{i}", times, {"seed": i}, loss=0 * times + i)
+    data = chart(StoreSource(tmp_path), Request("loss", x="#time"))
+    (group,) = data["groups"]
+    assert data["binned"]
+    ended = np.searchsorted(data["to"], 150)  # the fastest run is over
+    assert group["n"][1:ended].tolist() == [3] * (ended - 1)
+    assert group["first"][1:ended].tolist() == [1] * (ended - 1)
+    assert group["n"][-2] == 1
+
+
+def test_binned_run_without_seeds_keeps_its_extremes(tmp_path):
+    for i in range(2):
+        times = np.arange(1, 2001) / (1 + 0.1 * i)
+        loss = np.zeros(2000)
+        loss[777] = 10.0 + i
+        write_timed(tmp_path, f"r{i}", times, {"lr": i}, loss=loss)
+    data = chart(StoreSource(tmp_path), Request("loss", x="#time", buckets=50))
+    assert data["binned"]
+    for i, group in enumerate(data["groups"]):
+        assert np.nanmax([group["first"], group["second"]]) == 10 + i
+
+
+def test_runs_and_rows_without_times_are_said(tmp_path):
+    for i in range(3):
+        write_timed(tmp_path, f"r{i}", [1.0, 2.0, 4.0], {"seed": i}, loss=np.zeros(3))
+    (tmp_path / "r0" / "writer-0000" / "times").unlink()
+    writer = Writer(tmp_path / "r1")  # for less than a second
+    writer.write(logs([3, 4], loss=[0.0, 0.0]))
+    writer.close()
+    data = chart(StoreSource(tmp_path), Request("loss", x="#time"))
+    assert len(data["lanes"]["runs"]) == 2
+    assert data["problems"] == [
+        "1 run has no times, and cannot be shown",
+        "2 rows have no times, and cannot be shown",
+    ]
+    data = chart(StoreSource(tmp_path), Request("loss"))
+    assert len(data["lanes"]["runs"]) == 3 and not data["problems"]
 
 
 def test_runs_one_after_the_other_are_not_averaged(tmp_path):

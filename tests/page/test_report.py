@@ -1,17 +1,21 @@
 """Reports and notebook outputs: complete, self-contained, and safe to open."""
 
+import base64
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
 
 import lox
 from lox._page.document import asset, script, styles, to_json
-from lox._page.report import write_report
+from lox._page.report import static_content, write_report
+from lox._page.source import StoreSource
 from tests import programs
 
-from .stores import logs, write_run, write_seeds
+from .stores import logs, write_run, write_seeds, write_timed
+from .test_charts import unpacked
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"`${1}\u2028"
 
@@ -94,10 +98,55 @@ def test_report_of_a_large_store_stays_small(tmp_path):
     assert size / 3 < path.stat().st_size - code < size * 1.1
 
 
+def test_report_of_many_runs_has_less_and_says_so(tmp_path):
+    curves = write_seeds(tmp_path, seeds=12, rows=300, lrs=(0.1, 0.01))
+    source = StoreSource(tmp_path)
+    sizes, said = [], []
+    for limit in (2_000_000, 300_000, 60_000, 30_000, 16_000):
+        content, blocks = static_content(source, [], limit)
+        sizes.append(len(to_json(content)) + sum(len(text) for _, text in blocks))
+        said.append(" ".join(content["index"].get("notes", [])))
+        assert sizes[-1] <= limit
+        charts = content["blocks"]["charts"]
+        # statistics are of all runs, however few are drawn
+        data = dict(blocks)
+        (groups,) = {axes["groups"]["@auto"] for axes in [charts["loss"]["step"]]}
+        found = unpacked(zlib.decompress(base64.b64decode(data[groups])))
+        assert [group["n2"].max() for group in found["groups"]] == [12, 12]
+        lowest = min(group["bands"]["minmax"][0].min() for group in found["groups"])
+        assert lowest == min(columns["loss"].min() for columns in curves.values())
+    assert said[0] == ""
+    assert "points" in said[1] and "single runs" not in said[1]
+    assert "grouped by all but the seed only" in said[2]
+    assert "one in" in said[3] or "none of the single runs" in said[3]
+    assert "none of the single runs" in said[4] and "last values of 0" in said[4]
+    offered = [grouping["id"] for grouping in content["index"]["groupings"]]
+    assert offered == ["@auto", "@run"]
+
+
 def test_unknown_axis_is_an_error_that_lists_what_exists(tmp_path):
     write_seeds(tmp_path / "store", seeds=1)
     with pytest.raises(lox.LoxValueError, match="no scalar 'tokens'.*'accuracy'"):
         write_report(tmp_path / "store", tmp_path / "r.html", x=["tokens"])
+
+
+def test_report_has_the_time_as_axis_if_it_fits_or_is_named(tmp_path):
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(size=400)
+        times = np.arange(400.0) + seed
+        write_timed(tmp_path, f"r{seed}", times, {"seed": seed}, loss=noise)
+    source = StoreSource(tmp_path)
+
+    def axes(names, limit):
+        content, _ = static_content(source, names, limit)
+        return list(content["blocks"]["charts"]["loss"])
+
+    assert axes([], 10**7) == ["step", "#time"]
+    assert axes([], 30_000) == ["step"]
+    assert axes(["#clock", "#time"], 30_000) == ["step", "#clock", "#time"]
+    write_seeds(tmp_path / "short", seeds=1)
+    with pytest.raises(lox.LoxValueError, match="no times of their rows for '#time'"):
+        write_report(tmp_path / "short", tmp_path / "r.html", x=["#time"])
 
 
 def test_notebook_output_is_inline_and_complete(tmp_path):

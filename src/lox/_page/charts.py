@@ -17,17 +17,22 @@ from .decimation import (
 )
 from .grouping import Group, differing_keys, group_runs, is_seed
 from .packing import narrow
-from .signals import SCALAR, Signal, as_numbers, read_rows
+from .signals import CLOCK, SCALAR, Signal, as_numbers, read_rows
 from .source import RunSource, StoreSource
 from .statistics import BANDS, Mean, band_of, mean_of
 
 Array = np.ndarray[Any, Any]
 
 ROW = "#row"  # the x-axis that counts rows
+TIME = "#time"  # the x-axis of the seconds since the start of a run
+TIMES = TIME, CLOCK
 KEY = "key:"  # the prefix of an x-axis that is a logged scalar
 AUTO, ALL = "@auto", "@all"  # groupings; others are lists of config keys
 DEFAULT_BUCKETS = 480
+MAX_EXACT = 4096  # the points of a curve of which all intervals are computed
 _MAX_LIMITS = 2**16
+_MIN_BINS = 8
+_MAX_RESAMPLED = 256  # columns at a time
 _MAX_CELLS = 2**26  # of a table of lanes that have little in common
 
 
@@ -37,8 +42,9 @@ class Request:
 
     Attributes:
         key: the name of the scalar.
-        x: the x-axis: a step, `ROW`, or `KEY` and a scalar. Runs without it use their
-            first step.
+        x: the x-axis: a step, `ROW`, `TIME`, `CLOCK`, or `KEY` and a scalar. Runs
+            without a step or scalar use their first step, and runs without times are
+            left out.
         by: the config keys to group by, or `AUTO`, or `ALL`.
         bands: the bands to compute.
         runs: the numbers of the runs to include; None for all.
@@ -65,7 +71,7 @@ class Request:
 
 
 class Lane(NamedTuple):
-    """The rows of one lane of one run, in ascending order of `x`, without repeats."""
+    """The rows of one lane of one run, in ascending order of `x`."""
 
     run: int
     number: int | None
@@ -97,14 +103,15 @@ def charts(
     source: StoreSource, request: Request, groupings: Sequence[Sequence[str]]
 ) -> Iterator[tuple[Sequence[str], dict[str, Any]]]:
     """The data of one chart for several groupings; reads the runs once."""
-    lanes, axes, problems = _lanes(source, request)
     after = request.after
+    if after is not None and request.x in TIMES:
+        # the times of the last rows are not final
+        raise CannotExtendError
+    lanes, axes, problems = _lanes(source, request)
     if after is not None and any(_is_unordered(lane, after) for lane in lanes):
         raise CannotExtendError
-    is_step = not request.x.startswith(KEY)
     lanes = [
-        lane if source.common_steps.has(lane.x) else _ascending(lane, unique=is_step)
-        for lane in lanes
+        lane if source.common_steps.has(lane.x) else _ascending(lane) for lane in lanes
     ]
     full = [lane for lane in lanes if len(lane.x)]
     extent = [
@@ -147,10 +154,14 @@ def _lanes(
     lanes: list[Lane] = []
     axes: dict[str, None] = {}
     problems: list[str] = []
+    untimed_runs = untimed_rows = 0
     for number, run in source.runs.items():
         signal = run.signals.get(request.key)
         selected = request.runs is None or number in request.runs
         if signal is None or signal.kind != SCALAR or not selected:
+            continue
+        if request.x in TIMES and not signal.has_times:
+            untimed_runs += 1
             continue
         try:
             axis, found = _rows(source, run, signal, request)
@@ -159,6 +170,12 @@ def _lanes(
             continue
         axes[axis] = None
         lanes += [Lane(number, lane, x, values) for lane, x, values in found]
+        if request.x in TIMES:
+            untimed_rows += sum(int(np.isnan(x).sum()) for _, x, _ in found)
+    for count, what in ((untimed_rows, "row"), (untimed_runs, "run")):
+        if count:
+            have = f"{what} has" if count == 1 else f"{what}s have"
+            problems.insert(0, f"{count:,} {have} no times, and cannot be shown")
     return lanes, list(axes), problems
 
 
@@ -173,6 +190,10 @@ def _rows(
             axis = ""
         else:
             across = other.leaves
+    if axis in TIMES:
+        start = run.run.started if axis == TIME else 0.0
+        rows = read_rows(signal.leaves, CLOCK)
+        return axis, [(one.lane, one.x - start, as_numbers(one.values)) for one in rows]
     if across is None and axis != ROW and axis not in signal.steps:
         axis = next(iter(signal.steps), ROW)
     step = None if axis == ROW or across is not None else axis
@@ -194,23 +215,18 @@ def _rows(
 def _is_unordered(lane: Lane, after: float) -> bool:
     """Whether rows that were logged late belong before the end of a chart."""
     new = lane.x[int(np.argmax(lane.x >= after)) :] if len(lane.x) else lane.x
-    return bool(len(new)) and new[0] >= after and bool((np.diff(new) <= 0).any())
+    return bool(len(new)) and new[0] >= after and bool((np.diff(new) < 0).any())
 
 
-def _ascending(lane: Lane, unique: bool) -> Lane:
-    """Sorts rows by `x`; of rows with the same step, only the last one counts."""
+def _ascending(lane: Lane) -> Lane:
+    """Sorts rows by `x`; those with the same one stay in their order."""
     x, values = lane.x, lane.values
     known = np.isfinite(x)
     if not known.all():
         x, values = x[known], values[known]
-    steps = np.diff(x)
-    if (steps < 0).any():
+    if (np.diff(x) < 0).any():
         order = np.argsort(x, kind="stable")
         x, values = x[order], values[order]
-        steps = np.diff(x)
-    if unique and not steps.all():
-        last = np.append(steps > 0, True)
-        x, values = x[last], values[last]
     return lane._replace(x=x, values=values)
 
 
@@ -234,6 +250,9 @@ def _between(lane: Lane, request: Request) -> Lane:
 class _Table:
     """Lanes with a common x-axis, split into buckets.
 
+    Its columns are the points of `logs.over_lanes`: if a lane has several rows with the
+    same step, the first ones of all lanes are one point, the second ones another.
+
     If the lanes have few values of `x` in common, each bucket is one point: the mean of
     a lane's rows in it.
 
@@ -248,17 +267,23 @@ class _Table:
         self._lanes = lanes
         every = [lane.x for lane in lanes] or [np.zeros(0)]
         first = every[0]
-        if all(_are_equal(x, first) for x in every[1:]):
-            x = first
-        else:
-            x = np.unique(np.concatenate(every))
-        self.binned = bool((np.diff(x) == 0).any()) or _have_little_in_common(every, x)
+        same = all(_are_equal(x, first) for x in every[1:])
+        x = first if same else _union(every)
+        self.binned = _have_little_in_common(every, x)
+        if request.x in TIMES:  # no two lanes have the same
+            self.binned = len(lanes) > 1
+        elif request.x.startswith(KEY) and len(lanes) > 1:
+            self.binned |= bool((np.diff(x) == 0).any())
+        buckets = request.buckets
+        if self.binned:  # most bins have rows of most lanes
+            rows = int(np.median([len(lane) for lane in every]))
+            buckets = max(min(buckets, rows // 2), _MIN_BINS)
         self.width = 0.0
         starts = np.arange(len(x))
         if request.after is not None and request.width == 0:
             if self.binned or len(x) > 2 * request.buckets:
                 raise CannotExtendError
-        elif self.binned or len(x) > request.buckets or request.width:
+        elif self.binned or len(x) > buckets or request.width:
             low, high = float(x[0]) if len(x) else 0.0, float(x[-1]) if len(x) else 0.0
             if request.width is None:
                 # the requested range, not that of the rows beside it
@@ -266,13 +291,14 @@ class _Table:
                     low if request.low is None else max(low, request.low),
                     high if request.high is None else min(high, request.high),
                 )
-                self.width = bucket_width(*span, request.buckets)
+                self.width = bucket_width(*span, buckets)
             else:
                 self.width = request.width
                 if high - low > self.width * _MAX_LIMITS:
                     raise CannotExtendError
             if self.width and len(x):
-                limits = bucket_limits(low, high, self.width, request.per_octave)
+                per_octave = 0 if self.binned else request.per_octave
+                limits = bucket_limits(low, high, self.width, per_octave)
                 starts = bucket_starts(x, limits)
             elif len(x):
                 starts = np.zeros(1, np.int64)
@@ -301,7 +327,7 @@ class _Table:
                 bad = ~np.isfinite(values)
                 where: Any = slice(None)
                 if len(lane.x) != len(x):
-                    where = np.searchsorted(x, lane.x)
+                    where = np.searchsorted(x, lane.x) + _nth(lane.x)
                 self._values[i, where] = values
                 if bad.any():
                     rows = np.arange(len(x))[where][bad]
@@ -332,13 +358,18 @@ class _Table:
         self._bad[i, buckets] = np.add.reduceat(~finite, starts)
 
     def curves(self) -> dict[str, Any]:
-        """The smallest and largest value of each lane in each bucket."""
+        """The smallest and largest value of each lane in each bucket.
+
+        `bad` lists the numbers of values that are not finite: lane, bucket, number.
+        """
         first, second = self._pairs
+        at = np.nonzero(self._bad)
         return {
             "runs": [lane.run for lane in self._lanes],
             "numbers": [lane.number for lane in self._lanes],
             "first": first,
             "second": None if second is first else second,
+            "bad": np.array([*at, self._bad[at]], np.uint32),
         }
 
     def summary(self, group: Group, bands: Sequence[str]) -> dict[str, Any] | None:
@@ -362,23 +393,31 @@ class _Table:
             present = np.where(mean.n > 0, mean.mean, empty)
         some = None if finite is None else (mean.n > 0)[None]
         found = extremes(present[None], some, starts)
-        positions = self._x
+        if self.binned and len(rows) == 1:  # the curve itself, with its extremes
+            pair = [lane[rows[0]] for lane in self._pairs]
+            return {**self._shown(rows, mean, *pair), "x": None, "x2": None}
         limits = self._bands(lanes, finite, mean, bands, starts)
-        at_first = at_second = None  # as the buckets
+        at_first = at_second = second = None  # as the buckets
         if len(starts) != len(self._x) and not self.binned:
-            at_first = positions[found.first_row[0]]
-            at_second = positions[found.second_row[0]]
+            at_first = self._x[found.first_row[0]]
+            at_second = self._x[found.second_row[0]]
+            second = found.second[0]
+        shown = self._shown(rows, mean, found.first[0], second)
+        return {**shown, "x": at_first, "x2": at_second, "bands": limits}
+
+    def _shown(
+        self, rows: list[int], mean: Mean, first: Array, second: Array | None
+    ) -> dict[str, Any]:
+        starts = self._columns
         return {
             "lanes": rows,
-            "x": at_first,
-            "x2": at_second,
-            "first": narrow(found.first[0]),
-            "second": None if at_second is None else narrow(found.second[0]),
+            "first": narrow(first),
+            "second": None if second is None else narrow(second),
             "average": narrow(_averages(mean, starts)),
             "n": _reduced(np.minimum, mean.n, starts).astype(np.uint32),
             "n2": _reduced(np.maximum, mean.n, starts).astype(np.uint32),
             "bad": self._bad[rows].sum(axis=0).astype(np.uint32),
-            "bands": limits,
+            "bands": {},
         }
 
     def _bands(
@@ -406,12 +445,18 @@ class _Table:
     def _intervals(
         self, lanes: Array, finite: Array | None, mean: Mean, starts: Array
     ) -> tuple[Array, Array]:
-        """Bootstrap intervals at the lowest and highest point of each bucket.
+        """The lowest and highest limit of the bootstrap intervals in each bucket.
 
-        Resampling every row would take seconds. The lowest point is where `mean - sem`
-        is the smallest, and the highest one where `mean + sem` is the largest.
+        Resampling every row of a long curve would take seconds: of these, each limit is
+        computed where it is the most extreme by the standard error.
         """
-        spread = 2 * np.nan_to_num(mean.sem)
+        if lanes.shape[1] <= MAX_EXACT:
+            low, high = _intervals_of(lanes, finite, mean)
+            return _reduced(np.fmin, low, starts), _reduced(np.fmax, high, starts)
+        # resampled means vary less than the mean; those of two lanes are between them
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.where(mean.n > 2, 1.96 * np.sqrt(1 - 1 / mean.n), 1.0)
+        spread = factors * mean.sem  # NaN for a single lane, which has no interval
         limits = []
         for sign, side in ((-1, 0), (1, 1)):
             values = (mean.mean + sign * spread)[None]
@@ -422,8 +467,36 @@ class _Table:
             columns = np.where(higher | ~known[0][b], a, b)
             part = None if finite is None else finite[:, columns]
             sub = Mean(mean.mean[columns], mean.n[columns], mean.std[columns])
-            limits.append(band_of("ci", lanes[:, columns], part, sub)[side])
+            limits.append(_intervals_of(lanes[:, columns], part, sub)[side])
         return limits[0], limits[1]
+
+
+def _intervals_of(lanes: Array, finite: Array | None, mean: Mean) -> Any:
+    """The bootstrap interval of each column, with little memory."""
+    found = np.empty((2, lanes.shape[1]))
+    for start in range(0, lanes.shape[1], _MAX_RESAMPLED):
+        part = slice(start, start + _MAX_RESAMPLED)
+        kept = None if finite is None else finite[:, part]
+        sub = Mean(mean.mean[part], mean.n[part], mean.std[part])
+        found[:, part] = band_of("ci", lanes[:, part], kept, sub)
+    return found
+
+
+def _union(every: list[Array]) -> Array:
+    """The values of all lanes, each as often as in the lane that repeats it most."""
+    x = np.unique(np.concatenate(every))
+    repeats = np.ones(len(x), np.int64)
+    for lane in every:
+        if (np.diff(lane) == 0).any():
+            values, counts = np.unique(lane, return_counts=True)
+            at = np.searchsorted(x, values)
+            repeats[at] = np.maximum(repeats[at], counts)
+    return np.repeat(x, repeats)
+
+
+def _nth(x: Array) -> Array:
+    """How many equal values come before each; they are in ascending order."""
+    return np.arange(len(x)) - np.searchsorted(x, x)
 
 
 def _have_little_in_common(every: list[Array], x: Array) -> bool:

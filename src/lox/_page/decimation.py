@@ -28,10 +28,13 @@ def bucket_width(low: float, high: float, buckets: int) -> float:
 def bucket_limits(
     low: float, high: float, width: float, per_octave: int = PER_OCTAVE
 ) -> Array:
-    """The lower limits of the buckets that cover a range, in ascending order."""
+    """The lower limits of the buckets that cover a range, in ascending order.
+
+    Without buckets `per_octave`, all have the same width.
+    """
     first, last = math.floor(low / width), math.floor(high / width)
     limits = np.arange(first, last + 1) * width
-    if low < 0:
+    if low < 0 or not per_octave:
         return limits
     # geometric limits from the first value on, while they are closer than `width`
     top = width * per_octave / math.log(2)

@@ -1,5 +1,6 @@
 """`lox.page`: the page inside a notebook."""
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable
@@ -39,8 +40,9 @@ def page(
     it is a table of the runs.
 
     Args:
-        store: a store, or a single run.
-        x: scalars that can be chosen as the x-axis, besides the steps.
+        store: the directory or URL of a store, or of a single run.
+        x: scalars that can be chosen as the x-axis, besides the steps. `"#time"` is the
+            time since the start of a run, and `"#clock"` the time of the day.
         max_bytes: the approximate size of the data in the output.
 
     Example:
@@ -50,13 +52,12 @@ def page(
         >>> lox.page(store)
         <lox page: display it in a notebook>
     """
-    source = StoreSource(store)
-    content, blocks = static_content(source, list(x), max_bytes)
+    with contextlib.closing(StoreSource(store)) as source:
+        content, blocks = static_content(source, list(x), max_bytes)
+        table = summary_table(source)
     name = f"lox-{secrets.token_hex(8)}"
     arguments = ", ".join(
         to_json(argument) for argument in (name, styles(), content, dict(blocks))
     )
     code = script(f"startNotebook({arguments});")
-    return Page(
-        f'<div id="{name}">{summary_table(source)}</div>\n<script>{code}</script>'
-    )
+    return Page(f'<div id="{name}">{table}</div>\n<script>{code}</script>')

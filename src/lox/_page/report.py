@@ -1,6 +1,6 @@
 """`write_report`: the page as one file, which needs no server and no network."""
 
-import math
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -9,9 +9,20 @@ from typing import Any
 
 from lox._errors import LoxValueError, StoreError
 
-from .charts import DEFAULT_BUCKETS, KEY, ROW, Request, charts
+from .charts import KEY, TIMES, Request, charts
 from .decimation import PER_OCTAVE
-from .document import document
+from .document import document, to_json
+from .fitting import (
+    Estimate,
+    Plan,
+    axes_of,
+    fitted_index,
+    notes_of,
+    plans,
+    scalars,
+    thinned,
+    thinned_group,
+)
 from .index import index_of
 from .media import media
 from .packing import embed, pack
@@ -19,15 +30,13 @@ from .signals import SCALAR
 from .source import StoreSource
 from .summary import summary_table
 
-# The data of a report takes about this many bytes; of larger stores, curves have fewer
-# points. Each point is still the smallest or largest value of its bucket.
+# The data of a report takes at most about this many bytes; of larger stores, there is
+# less. Each point of a curve is still the smallest or largest value of its bucket.
 MAX_BYTES = 9_500_000
-_MIN_BUCKETS = 48
-_MAX_AXES = 3
 _MEDIA_SHARE = 0.25
+# Charts are computed again if they turn out to take less of the space.
+_MIN_USED, _MAX_ATTEMPTS = 0.6, 4
 _MAX_MEDIA_RUNS = 8
-# compressed and in Base64, by what stores of random numbers take
-_LANE_BYTES, _GROUP_BYTES = 10.5, 75.0
 
 
 def write_report(
@@ -41,9 +50,10 @@ def write_report(
     """Writes a page that shows the runs of a store to one HTML file.
 
     Args:
-        store: a store, or a single run.
+        store: the directory or URL of a store, or of a single run.
         path: the file to write.
-        x: scalars that can be chosen as the x-axis, besides the steps.
+        x: scalars that can be chosen as the x-axis, besides the steps. `"#time"` is the
+            time since the start of a run, and `"#clock"` the time of the day.
         overwrite: whether to replace a file that exists.
         max_bytes: the approximate size of the data in the file.
 
@@ -65,15 +75,15 @@ def write_report(
         raise LoxValueError(
             f"{file} exists. Choose another path, or pass `overwrite=True`."
         )
-    source = StoreSource(store)
-    content, blocks = static_content(source, list(x), max_bytes)
-    text = document(
-        f"{source.name} · lox",
-        content,
-        "startFile();",
-        blocks,
-        fallback=summary_table(source),
-    )
+    with contextlib.closing(StoreSource(store)) as source:
+        content, blocks = static_content(source, list(x), max_bytes)
+        text = document(
+            f"{source.name} · lox",
+            content,
+            "startFile();",
+            blocks,
+            fallback=summary_table(source),
+        )
     _write(file, text)
     return file
 
@@ -107,51 +117,93 @@ def static_content(
     source: StoreSource, extra_axes: Sequence[str], max_bytes: int
 ) -> tuple[Any, list[tuple[str, str]]]:
     """What a page without a server needs: its content, and its blocks of data."""
+    index, notes = fitted_index(index_of(source), max_bytes)
+    axes = _extra_axes(source, index, extra_axes)
+    media_blocks, media_names = _media(source, index, int(max_bytes * _MEDIA_SHARE))
+    left = max_bytes - len(to_json(index))
+    left -= sum(len(text) for _, text in media_blocks)
+    plan, names, blocks = _fitting_charts(source, index, axes, left)
+    notes = [*notes_of(plan, index), *notes]
+    kept = [
+        grouping
+        for grouping in index["groupings"]
+        if grouping["id"] in plan.groupings or not grouping["groups"]
+    ]
+    index = {**index, "groupings": kept}
+    if notes:
+        limit = f"This page is limited to {max_bytes / 1e6:.3g} MB"
+        index["notes"] = [f"{limit}: {'; '.join(notes)}. `lox serve` shows everything."]
+    content = {"index": index, "blocks": {"charts": names, "media": media_names}}
+    return content, [*blocks, *media_blocks]
+
+
+def _fitting_charts(
+    source: StoreSource, index: dict[str, Any], axes: list[str], max_bytes: int
+) -> tuple[Plan, dict[str, Any], list[tuple[str, str]]]:
+    """As much of the charts as fits; if nothing does, the least that there is.
+
+    The first estimate may be wrong by a factor, which is known after the first attempt.
+    """
+    possible = list(plans(index, axes))
+    estimate = Estimate(source, index)
+    sizes = [estimate.size(plan) for plan in possible]
+    last = len(possible) - 1
+    factor, least, best, found = 1.0, 0, last + 1, None
+    for _ in range(_MAX_ATTEMPTS):
+        fitting = (i for i, size in enumerate(sizes) if factor * size <= max_bytes)
+        i = min(max(next(fitting, last), least), last)
+        if i >= best:
+            break
+        names, blocks = _charts(source, index, possible[i])
+        size = sum(len(text) for _, text in blocks)
+        ratio = size / max(sizes[i], 1.0)
+        if size <= max_bytes or i == last:
+            best, found = i, (possible[i], names, blocks)
+            factor = 1.2 * ratio
+            if size > _MIN_USED * max_bytes:  # more would not be worth the time
+                break
+        else:
+            least, factor = i + 1, 1.05 * ratio
+    return found or (possible[last], *_charts(source, index, possible[last]))
+
+
+def _charts(
+    source: StoreSource, index: dict[str, Any], plan: Plan
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The names of the blocks of all charts, and the blocks."""
+    blocks: list[tuple[str, str]] = []
+    names = {
+        key["name"]: dict(_chart_blocks(source, key, plan, blocks))
+        for key in scalars(index)[: plan.keys]
+    }
+    return names, blocks
+
+
+def _extra_axes(
+    source: StoreSource, index: dict[str, Any], names: Sequence[str]
+) -> list[str]:
+    """The x-axes that names mean; raises if there are none."""
     known = {name for run in source.runs.values() for name in run.signals}
-    unknown = [name for name in extra_axes if name not in known]
+    unknown = [name for name in names if name not in known and name not in TIMES]
     if unknown:
         raise LoxValueError(
             f"these runs have no scalar {', '.join(map(repr, unknown))} for `x`; they "
             f"have {', '.join(map(repr, sorted(known))) or 'none'}."
         )
-    index = index_of(source)
-    media_blocks, media_names = _media(source, index, int(max_bytes * _MEDIA_SHARE))
-    left = max_bytes - sum(len(text) for _, text in media_blocks)
-    buckets = _fitting_buckets(source, index, extra_axes, left)
-    while True:
-        names: dict[str, Any] = {}
-        blocks: list[tuple[str, str]] = []
-        for key in _scalars(index):
-            names[key["name"]] = dict(
-                _chart_blocks(source, key, index, extra_axes, buckets, blocks)
-            )
-        size = sum(len(text) for _, text in blocks)
-        if size <= left or buckets <= _MIN_BUCKETS:
-            break
-        buckets = max(int(buckets * 0.9 * left / size), _MIN_BUCKETS)
-    content = {"index": index, "blocks": {"charts": names, "media": media_names}}
-    return content, [*blocks, *media_blocks]
-
-
-def _scalars(index: dict[str, Any]) -> list[dict[str, Any]]:
-    return [key for key in index["keys"] if key["kind"] == SCALAR]
-
-
-def _axes(key: dict[str, Any], extra: Sequence[str]) -> list[str]:
-    steps = key["steps"][:_MAX_AXES] or [ROW]
-    return [*steps, *(KEY + name for name in extra if name != key["name"])]
-
-
-def _groupings(index: dict[str, Any]) -> list[str]:
-    return [found["id"] for found in index["groupings"] if found["groups"]]
+    if not any(key["times"] for key in scalars(index)):
+        for name in names:
+            if name in TIMES:
+                raise LoxValueError(
+                    f"these runs have no times of their rows for {name!r}: an older "
+                    "version of lox has written them, or they were imported."
+                )
+    return [name if name in TIMES else KEY + name for name in dict.fromkeys(names)]
 
 
 def _chart_blocks(
     source: StoreSource,
     key: dict[str, Any],
-    index: dict[str, Any],
-    extra_axes: Sequence[str],
-    buckets: int,
+    plan: Plan,
     blocks: list[tuple[str, str]],
 ) -> Iterator[tuple[str, Any]]:
     """Adds the data of one key to `blocks`; yields its axes and their blocks."""
@@ -160,20 +212,26 @@ def _chart_blocks(
         blocks.append((f"lox-{len(blocks)}", embed(pack(content))))
         return blocks[-1][0]
 
-    for axis in _axes(key, extra_axes):
+    for axis in axes_of(key, plan.axes):
         request = Request(
-            key["name"], axis, buckets=buckets, per_octave=_per_octave(buckets)
+            key["name"],
+            axis,
+            buckets=plan.buckets,
+            per_octave=_per_octave(plan.buckets),
         )
         names: dict[str, str] = {}
         lanes = ""
         same: dict[str, str] = {}
-        for by, data in charts(source, request, [[by] for by in _groupings(index)]):
-            groups = data.pop("groups")
+        for by, data in charts(source, request, [[by] for by in plan.groupings]):
+            groups, runs = data.pop("groups"), data["lanes"]["runs"]
+            kept = thinned(data, plan.share)
             if not lanes:
                 lanes = add(data)
             # most stores have several groupings with the same groups
             text = repr([(group["label"], group["runs"]) for group in groups])
             if text not in same:
+                if len(kept) < len(runs):
+                    groups = [thinned_group(group, runs, kept) for group in groups]
                 same[text] = add({"groups": groups})
             names[by[0]] = same[text]
         yield axis, {"lanes": lanes, "groups": names}
@@ -181,27 +239,6 @@ def _chart_blocks(
 
 def _per_octave(buckets: int) -> int:
     return min(max(buckets // 24, 2), PER_OCTAVE)
-
-
-def _fitting_buckets(
-    source: StoreSource, index: dict[str, Any], extra: Sequence[str], max_bytes: int
-) -> int:
-    """The number of points with which all curves fit into a file."""
-    groups = {
-        str(g["groups"]): len(g["groups"]) for g in index["groupings"] if g["groups"]
-    }
-    per_bucket = 0.0
-    for key in _scalars(index):
-        runs = [run for run in source.runs.values() if key["name"] in run.signals]
-        lanes = 0
-        for run in runs:
-            leaf = run.signals[key["name"]].leaves[0]
-            lanes += math.prod(leaf.column.shape[: leaf.lane_axes])
-        curves = lanes * _LANE_BYTES + min(sum(groups.values()), lanes) * _GROUP_BYTES
-        per_bucket += curves * len(_axes(key, extra))
-    # the short buckets near zero are about a third more
-    fitting = max_bytes / max(per_bucket, 1.0) / 1.35
-    return int(min(max(fitting, _MIN_BUCKETS), DEFAULT_BUCKETS))
 
 
 def _media(

@@ -65,7 +65,8 @@ def serve(
     """Shows the runs of a store in a browser, live, until it is interrupted.
 
     Args:
-        store: a store, or a single run. The store may still be empty.
+        store: the directory or URL of a store, or of a single run. The store may still
+            be empty.
         host: the address to listen at. For another address than the loopback, the
             browser must know a token, which is part of the printed URL.
         port: the port; 0 for any that is free.
@@ -90,7 +91,7 @@ class PageServer(http.server.ThreadingHTTPServer):
     """The server of a page; `serve_forever` runs it.
 
     Args:
-        store: a store, or a single run.
+        store: the directory or URL of a store, or of a single run.
         host: the address to listen at.
         port: the port; 0 for any that is free.
         token: the token; None for none at the loopback, and a random one elsewhere.
@@ -111,10 +112,10 @@ class PageServer(http.server.ThreadingHTTPServer):
         token: str | None = None,
         refresh: float = REFRESH_SECONDS,
     ) -> None:
-        self.source = StoreSource(store)
         self.refresh = refresh
         self.host = host.strip("[]")
         self.token = _token_for(self.host, token)
+        self.source = StoreSource(store)
         self._lock = threading.Lock()
         self._looked = time.monotonic()
         # more at once would only take more memory
@@ -130,6 +131,7 @@ class PageServer(http.server.ThreadingHTTPServer):
                 f"cannot listen at {host}, port {port}: {error}. Pass another `port`, "
                 "or 0 for one that is free."
             ) from error
+        self.source.follow()
 
     @property
     def url(self) -> str:
@@ -176,6 +178,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         for connection in list(self._open):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+        self.source.close()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

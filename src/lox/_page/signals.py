@@ -17,6 +17,7 @@ from lox._store.segments import Segment, WrittenSegments
 Array = np.ndarray[Any, Any]
 
 SCALAR, HISTOGRAM, IMAGE = "scalar", "histogram", "image"
+CLOCK = "#clock"  # the x-axis of the times at which rows were written
 _COUNTS, _EDGES = "/counts", "/edges"
 _MIN_IMAGE_SIDE = 4
 # the first look for the end of a growing file; doubled until it is found
@@ -91,6 +92,11 @@ class Signal:
     @property
     def count(self) -> int:
         return sum(leaf.segment.count for leaf in self.leaves)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it is known when some of its rows were written."""
+        return any(leaf.writer.has_times for leaf in self.leaves)
 
     def shares_rows(self, other: "Signal") -> bool:
         """Whether both are logged by the same events."""
@@ -184,7 +190,7 @@ def read_rows(
 
     Args:
         leaves: the parts of a signal.
-        x: the step to use as the x-axis; None counts the rows.
+        x: the step to use as the x-axis, or `CLOCK`; None counts the rows.
         across: the parts of a scalar to use as the x-axis instead.
         after: only rows with at least this `x` are needed. More may be returned.
     """
@@ -229,11 +235,19 @@ def _read_part(leaf: Leaf, x: str | None, first: int) -> _Part:
         values = leaf.read(leaf.position, leaf.column, first)
         numbers = leaf.read(*steps[LANE], first) if LANE in steps else None
         positions = np.zeros((len(values), 1))
-        if x is not None:
+        if x == CLOCK:
+            positions = _times(leaf)[first:, None]
+        elif x is not None:
             positions = leaf.read(*steps[x], first)
         return _Part(values, positions, leaf.mask(first), numbers)
     except StoreError as error:
         raise StoreError(f"{leaf.segment} cannot be read: {error}.") from None
+
+
+def _times(leaf: Leaf) -> Array:
+    """When the rows were written; NaN if it is not known."""
+    times = leaf.writer.times(leaf.segment)
+    return np.full(leaf.segment.count, np.nan) if times is None else times
 
 
 def _joined(leaves: Sequence[Leaf], parts: list[_Part]) -> Any:

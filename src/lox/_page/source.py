@@ -12,11 +12,13 @@ from typing import Any
 from lox._errors import LoxWarning, StoreError
 from lox._store.configs import flat_config
 from lox._store.format import FINISHED, RUN_FILE, TEMPORARY, WRITER
+from lox._store.locations import is_url
 from lox._store.processes import is_part
 from lox._store.reader import Run, writers_of
 
 from .axes import CommonSteps
 from .grouping import show
+from .mirror import Mirror
 from .signals import HISTOGRAM, IMAGE, SCALAR, Signal, as_numbers, signals_of
 
 _MAX_PROBLEMS = 20
@@ -93,13 +95,14 @@ class Groupings:
 class StoreSource:
     """A store, or a single run; `refresh` reads what has changed.
 
-    Symbolic links are not followed, so only files below the path are read.
+    Symbolic links are not followed, so only files below the path are read. A store at a
+    URL is copied to a temporary directory, which `close` removes.
 
     Args:
-        path: a store, or a run.
+        path: the directory or URL of a store, or of a run.
 
     Attributes:
-        path: the path.
+        path: the directory.
         runs: its runs, by their numbers, in the order in which they were started.
         version: increases when anything has changed.
         common_steps: steps that many runs have in common.
@@ -108,7 +111,12 @@ class StoreSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = pathlib.Path(path)
+        self._mirror: Mirror | None = None
+        if isinstance(path, str) and is_url(path):
+            self._mirror = Mirror(path)
+            self.path = self._mirror.path
+        else:
+            self.path = pathlib.Path(path)
         if not self.path.is_dir():
             raise StoreError(f"there is no store at {self.path}.")
         self.runs: dict[int, RunSource] = {}
@@ -119,12 +127,22 @@ class StoreSource:
         self._numbers: dict[str, int] = {}
         self._signatures: dict[str, Any] = {}
         self._problems: dict[str, list[str]] = {}
+        self._not_copied: dict[str, str] = {}
         self._asked = time.monotonic()
         self.refresh()
 
     @property
     def name(self) -> str:
         return self.path.resolve().name or str(self.path)
+
+    def follow(self) -> None:
+        """Lets `refresh` find what is new at a URL, until `close`."""
+        if self._mirror is not None:
+            self._mirror.follow()
+
+    def close(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
 
     def refresh(self) -> bool:
         """Reads what has changed; returns whether anything has."""
@@ -137,8 +155,10 @@ class StoreSource:
             if signatures[name] != self._signatures.get(name) or name in ended
         ]
         removed = [name for name in self._signatures if name not in found]
-        if not changed and not removed:
+        not_copied = {} if self._mirror is None else self._mirror.problems
+        if not changed and not removed and not_copied == self._not_copied:
             return False
+        self._not_copied = not_copied
         self.version += 1
         runs = {self._numbers[run.run.path.name]: run for run in self.runs.values()}
         for name in removed:
@@ -155,6 +175,7 @@ class StoreSource:
         ordered = sorted(runs.values(), key=lambda r: (r.run.started, r.run.name))
         self.runs = {run.number: run for run in ordered}
         problems = [text for texts in self._problems.values() for text in texts]
+        problems += not_copied.values()
         self.problems = problems[:_MAX_PROBLEMS]
         if len(problems) > _MAX_PROBLEMS:
             self.problems.append(f"and {len(problems) - _MAX_PROBLEMS} more problems.")
@@ -218,14 +239,22 @@ class StoreSource:
 
     def _signal_list(self) -> list[dict[str, Any]]:
         found: dict[tuple[str, str], dict[str, None]] = {}
+        timed: set[tuple[str, str]] = set()
         for run in self.runs.values():
             for signal in run.signals.values():
                 steps = found.setdefault((signal.kind, signal.name), {})
                 steps |= dict.fromkeys(signal.steps)
+                if signal.has_times:
+                    timed.add((signal.kind, signal.name))
         kinds = (SCALAR, HISTOGRAM, IMAGE)
         ordered = sorted(found.items(), key=lambda item: kinds.index(item[0][0]))
         return [
-            {"name": name, "kind": kind, "steps": list(steps)}
+            {
+                "name": name,
+                "kind": kind,
+                "steps": list(steps),
+                "times": (kind, name) in timed,
+            }
             for (kind, name), steps in ordered
         ]
 

@@ -12,6 +12,7 @@ from lox._errors import StoreError
 
 from .copied import Copied
 from .copy_segment import DifferentRowsError, SegmentCopy, Sent
+from .copy_times import TimesCopy
 from .format import (
     COPIED,
     FINISHED,
@@ -28,6 +29,7 @@ from .losses import Finished
 from .processes import PART
 from .reader import checked_description
 from .segments import WrittenSegments, names_in
+from .times import TIMES
 
 # how many times a part may be replaced while it is copied
 _MAX_ATTEMPTS = 10
@@ -190,18 +192,21 @@ class PartCopy:
         directory = self._target / name
         entries = _entries(directory) if name in self._entries else {}
         copies = [SegmentCopy(x, directory, entries) for x in source.segments]
+        times = TimesCopy(source, directory, entries)
         is_done = done.content is not None and not source.is_partial
         copied = _copied(directory) if COPIED in entries else None
         list_path = self._target / f"{name}.json"
         old_list = content_of(list_path) if list_path.name in self._entries else None
         if copied is None:
             is_same = is_done and old_list == done.content
-            if is_same and all(copy.is_complete() for copy in copies):
+            has_rows = is_same and all(copy.is_complete() for copy in copies)
+            if has_rows and times.is_complete():
                 return
             copied = self._begin(copies, directory, entries)
         elif not is_done and self._waits(source, directory, copied):
             return
         found = self._copy_segments(copies, directory, copied)
+        times.update(self._sent)
         if found != copied:
             self._sent.add(found.write(directory))
         if is_done and done.content is not None:
@@ -219,7 +224,7 @@ class PartCopy:
     ) -> Copied:
         """Begins a copy, or continues one that was made by other means."""
         copied = Copied()
-        others = {file for file in entries if SEGMENT_FILE.fullmatch(file)}
+        others = {x for x in entries if SEGMENT_FILE.fullmatch(x) and x != TIMES}
         try:
             for copy in copies:
                 before = copy.find()

@@ -39,7 +39,7 @@ class DifferentRowsError(Exception):
     """The copy has records that the source does not have."""
 
 
-class _File(NamedTuple):
+class FileCopy(NamedTuple):
     """A file and its copy.
 
     Attributes:
@@ -51,6 +51,14 @@ class _File(NamedTuple):
     source: Location
     target: Location
     size: int
+
+    @classmethod
+    def find(
+        cls, source: Location, directory: Location, entries: Mapping[str, Entry]
+    ) -> "FileCopy":
+        """The copy of a file in a directory with these entries."""
+        size = entries[source.name].size if source.name in entries else -1
+        return cls(source, directory / source.name, size)
 
     def chunks(self, start: int, end: int) -> Iterator[bytes]:
         for position in range(start, end, _CHUNK_BYTES):
@@ -94,11 +102,7 @@ class SegmentCopy:
     ) -> None:
         self.source = source
         paths = source.path, source.records_path, source.places_path
-        missing = Entry("none", -1)
-        self.files = [
-            _File(path, directory / path.name, entries.get(path.name, missing).size)
-            for path in paths
-        ]
+        self.files = [FileCopy.find(path, directory, entries) for path in paths]
         self._schema, self._records, self._places = self.files
 
     def update(self, before: CopiedSegment | None, sent: Sent) -> CopiedSegment:

@@ -37,7 +37,9 @@ WRITER_FILE = re.compile(r"writer-(\d{4,})(|\.json|\.open\.json)")
 SEGMENT = re.compile(r"(\d{4,})\.json")
 COPIED = "copied.json"  # in a copy: what has been copied so far of a writer
 # all files in the directory of a writer
-SEGMENT_FILE = re.compile(r"\d{4,}\.(npy|places|json(\..*~)?)|copied\.json(\..*~)?")
+SEGMENT_FILE = re.compile(
+    r"\d{4,}\.(npy|places|json(\..*~)?)|copied\.json(\..*~)?|times"
+)
 # Larger than any description of a run or of records. A few bytes of JSON can become a
 # hundred Python objects, so the text is checked before it is parsed.
 _MAX_JSON_BYTES = 2**25

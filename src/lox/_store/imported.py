@@ -72,7 +72,7 @@ def _write(run: ImportedRun, path: pathlib.Path) -> None:
     description = read_json(path / RUN_FILE)
     known = {"name": run.name, "started": run.started}
     write_json(path / RUN_FILE, {**description, **known})
-    writer = Writer(path)
+    writer = Writer(path, timed=False)  # not the times of its rows
     if run.curves:
         values = {name: _array(x) for name, (_, x) in run.curves.items()}
         steps = {name: np.array(x) for name, (x, _) in run.curves.items()}

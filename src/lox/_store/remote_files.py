@@ -159,6 +159,22 @@ class RemoteLocation:
                 found[name] = Entry(_kind(info), info.get("size") or 0)
         return found
 
+    def files(self) -> dict[str, str]:
+        """All files below a directory, by their paths in it.
+
+        The values differ if a file has changed, as far as the file system says so.
+        """
+        with self._errors_named():
+            self._files.invalidate_cache()  # also of the directories in it
+            listed = self._files.find(self._path, detail=True)
+        start = len(self._path.strip("/"))
+        found = {}
+        for path, info in sorted(listed.items()):
+            name = path.strip("/")[start:].strip("/")
+            if _kind(info) == "file" and not {"", ".", ".."} & {*name.split("/")}:
+                found[name] = repr(sorted((k, str(x)) for k, x in info.items()))
+        return found
+
     def _info(self) -> Any:
         with self._errors_named():
             # the size may have changed since it was listed

@@ -23,6 +23,7 @@ from .format import (
 from .layouts import layout_of
 from .locations import Location
 from .losses import Finished, lost_files, lost_records, placed_records, warn_of_loss
+from .times import TIMES, EventTimes
 
 # Columns with more bytes, or spread over more pages of their file, are memory-mapped:
 # only the parts that are used are read from disk.
@@ -211,7 +212,9 @@ class WrittenSegments:
     Attributes:
         number: the number of the writer.
         process: the index of its process.
+        path: its directory.
         is_partial: whether it is a copy that is not complete.
+        has_times: whether it has recorded when it wrote its rows.
     """
 
     def __init__(
@@ -219,7 +222,9 @@ class WrittenSegments:
     ) -> None:
         self.number = number
         self.process = process
+        self.path = path
         names = names_in(path)
+        self.has_times = TIMES in names
         # before the files, which may grow beyond it
         copied = Copied.read(path) if COPIED in names else None
         self.is_partial = copied is not None
@@ -281,6 +286,19 @@ class WrittenSegments:
         rows, numbers, lengths = self._places[segment]
         starts = np.repeat(numbers - rows, lengths.astype(np.int64))
         return starts + np.arange(segment.count, dtype=np.uint64)
+
+    @functools.cached_property
+    def _times(self) -> EventTimes | None:
+        return EventTimes.read(self.path / TIMES)
+
+    def times(self, segment: Segment) -> Any:
+        """When each record of a segment was written, in seconds since 1970.
+
+        None if it is not known, as in runs of older versions.
+        """
+        if self._times is None:
+            return None
+        return self._times.of(self.numbers(segment))
 
 
 def names_in(directory: Location) -> list[str]:

@@ -28,6 +28,7 @@ from .records import Plan, records_of
 from .schema import Schema
 from .segment_writer import SegmentWriter
 from .statuses import Ending
+from .times import TIMES, EventClock
 
 _MAX_PLANS = 1000
 
@@ -44,6 +45,7 @@ class Writer:
         replaces: whether `begin_run` replaces an existing run.
         tracked: whether a file says which process has the writer open, so that others
             can tell whether the run is still running.
+        timed: whether to record when rows are written.
 
     Attributes:
         number: the number of the writer's directory.
@@ -52,11 +54,16 @@ class Writer:
     """
 
     def __init__(
-        self, run: pathlib.Path, replaces: bool = False, tracked: bool = False
+        self,
+        run: pathlib.Path,
+        replaces: bool = False,
+        tracked: bool = False,
+        timed: bool = True,
     ) -> None:
         self._run = run.absolute()  # the process may change its directory
         self._replaces = replaces
         self._tracked = tracked
+        self._timed = timed
         self._plans: dict[Any, Plan] = {}
         self._last_plan: Plan | None = None
         # the segments that rows of programs are appended to without analysis
@@ -83,6 +90,7 @@ class Writer:
         self._segment_count = 0
         self._forget_plans()
         self.count = 0
+        self._clock = EventClock(self.directory) if self._timed else None
         self._removed = False
         # whether rows could not be written, because the disk is full or has failed
         self._incomplete = False
@@ -214,6 +222,8 @@ class Writer:
         """The number of the next event; used up even if writing fails."""
         number = self.count
         self.count += count
+        if self._clock is not None:
+            self._clock.tick(number)
         return number
 
     def _segment(self, schema: Schema) -> SegmentWriter:
@@ -274,6 +284,8 @@ class Writer:
             files = [self._run / RUN_FILE, self.directory.with_suffix(".json")]
             for segment in self._all_segments:
                 files += segment.files
+            if self._timed and self.count:
+                files.append(self.directory / TIMES)
             # also the entries of the segments, the writer, the run and the store
             directories = self.directory, *self.directory.parents[:3]
             return [str(path) for path in (*files, *directories)]
@@ -301,6 +313,7 @@ class Writer:
                 content |= Ending.now(error).to_json()
                 if self._incomplete:
                     content["incomplete"] = True
+                self._end_times()
                 # optional: without it, everything can be read
                 with contextlib.suppress(OSError, StoreError):
                     write_json(self.directory.with_suffix(".json"), content)
@@ -316,7 +329,12 @@ class Writer:
                 with contextlib.suppress(OSError):
                     self.directory.rmdir()
 
+    def _end_times(self) -> None:
+        if self._clock is not None:
+            self._clock.end(self.count)
+
     def _close_segments(self) -> None:
+        self._end_times()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()

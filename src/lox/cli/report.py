@@ -17,7 +17,7 @@ HELP = "write a page of all runs to one HTML file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", help="a directory: a store, or one of its runs")
+    parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
     parser.add_argument(
         "-o",
         "--output",
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="a scalar that can be the x-axis, besides the steps; can be repeated",
+        help="a scalar that can be the x-axis, besides the steps; also `#time` and "
+        "`#clock`; can be repeated",
     )
     parser.add_argument(
         "--force",

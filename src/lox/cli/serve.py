@@ -14,7 +14,7 @@ HELP = "show all runs in the browser, live"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", help="a directory: a store, or one of its runs")
+    parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
     parser.add_argument(
         "--host",
         default="127.0.0.1",

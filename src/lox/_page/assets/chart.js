@@ -84,7 +84,8 @@ class Chart {
       const known = this.overview.curves.map((lane) => lane.run);
       if (change > request.range[1] && [...this.changed].every((run) => known.includes(run))) return;
     }
-    const start = same && !request.range && !data.binned && request.by !== "@run" ? firstChange(data, this.changed) : 0;
+    const whole = request.range || data?.binned || request.by === "@run" || isTime(request.x);
+    const start = same && !whole ? firstChange(data, this.changed) : 0;
     if (start < 1 || data.from.length > 2.5 * request.buckets) return this.load();
     const turn = (this.turn = (this.turn || 0) + 1);
     this.stale = false;
@@ -142,7 +143,8 @@ class Chart {
     const width = this.plot.clientWidth;
     if (!width) return;
     this.describe();
-    const kind = `${state.logx}${state.logy}${this.page.dark}`;
+    const time = isTime(this.axis) ? this.axis : "";
+    const kind = `${state.logx}${state.logy}${this.page.dark}${time}`;
     const height = this.wide ? WIDE_HEIGHT : HEIGHT;
     if (!this.u || this.kind !== kind) {
       this.u?.destroy();
@@ -168,14 +170,18 @@ class Chart {
       grid: { stroke: style.grid, width: 1, ...(log ? { filter: decades } : {}) },
     });
     const text = (format) => (u, splits) => splits.map((v) => (v == null ? "" : format(v)));
+    const across = {
+      "#time": { size: 26, incrs: TIME_STEPS, values: (u, splits) => durationTicks(splits, state.logx) },
+      "#clock": { size: 38, values: (u, splits, i, space, step) => clockTicks(splits, step) },
+    }[this.axis] || { size: 26, values: text(short) };
     return {
       width, height, padding: [8, 10, 0, 0], legend: { show: false },
       scales: {
-        x: { time: false, distr: state.logx ? 3 : 1, range: () => this.xLimits() },
+        x: { time: this.axis === "#clock", distr: state.logx ? 3 : 1, range: () => this.xLimits() },
         y: { distr: state.logy ? 3 : 1, range: () => this.yLimits() },
       },
       axes: [
-        { ...axis(state.logx), size: 26, space: 64, values: text(short) },
+        { ...axis(state.logx), space: 64, ...across },
         {
           ...axis(state.logy), space: 34, values: text(short),
           size: (u, values) => 14 + 6.4 * Math.max(3, ...(values || []).map((v) => v.length)),
@@ -250,6 +256,10 @@ class Chart {
     }
     if (shown.some((g) => g.partial)) parts.push("single runs: a file has no statistics of some runs of a group");
     if (data.binned) parts.push("runs averaged in bins");
+    if (data.omitted) {
+      const total = data.curves.length + data.omitted;
+      parts.push(data.curves.length ? `${data.curves.length} of ${total} single runs` : "no single runs");
+    }
     const bad = shown.reduce((sum, g) => sum + g.bad.reduce((a, b) => a + b, 0), 0);
     if (bad) {
       const none = shown.every((g) => g.first.every((v) => !Number.isFinite(v)));
@@ -343,10 +353,11 @@ class Chart {
       rows.push({ group, values, low: limits?.[0][i], high: limits?.[1][i], n: [group.n[i], group.n2[i]] });
     }
     rows.sort((a, b) => b.values[1] - a.values[1]);
-    const position = data.from[i] === data.to[i] ? exact(data.from[i])
-      : `${exact(data.from[i])} – ${exact(data.to[i])}`;
+    const [start, end] = [data.from[i], data.to[i]].map((v) => positionText(this.axis, v));
+    const sameDay = this.axis === "#clock" && start.slice(0, 11) === end.slice(0, 11);
+    const position = start === end ? start : `${start} – ${sameDay ? end.slice(11) : end}`;
     const table = el("table", {}, rows.slice(0, 12).map(({ group, values, low, high, n }) => {
-      const many = group.lanes.length > 1;
+      const many = group.count > 1;
       const value = !Number.isFinite(values[0]) ? "not finite"
         : values[0] === values[1] ? number(values[0]) : `${number(values[0])} … ${number(values[1])}`;
       const bad = group.bad[i] ? ` · ${group.bad[i]} not finite` : "";
@@ -372,7 +383,7 @@ class Chart {
     let best = 9, found = "";
     for (const group of data.groups) {
       if (this.page.hidden.has(group.label) || !(this.page.state.seeds || group.partial)) continue;
-      if (group.lanes.length < 2 && !group.partial) continue;
+      if (group.count < 2 && !group.partial) continue;
       for (const index of group.lanes) {
         const lane = data.curves[index];
         for (const v of [lane.first[i], lane.second?.[i]]) {
@@ -415,9 +426,11 @@ function prepare(data, by, page) {
   const groups = [];
   for (const group of data.groups) {
     const kept = group.lanes.filter((i) => selected.has(lanes.runs[i]));
-    if (!kept.length) continue;
-    const partial = kept.length < group.lanes.length;
-    groups.push({ ...group, lanes: kept, partial });
+    // a file may lack single runs of a group
+    const members = group.members ?? group.lanes.map((i) => lanes.runs[i]);
+    if (!members.some((run) => selected.has(run))) continue;
+    const partial = !members.every((run) => selected.has(run));
+    groups.push({ ...group, lanes: kept, partial, count: partial ? kept.length : group.count ?? kept.length });
   }
   return { ...data, groups };
 }
@@ -426,9 +439,11 @@ function prepare(data, by, page) {
 function single(data, lane, i, page) {
   const ones = new Uint8Array(data.from.length).fill(1);
   const average = lane.first.map((v, j) => (lane.second ? (v + lane.second[j]) / 2 : v));
-  const bad = Uint8Array.from(lane.first, (v) => (Number.isFinite(v) || Number.isNaN(v) ? 0 : 1));
+  const bad = new Uint32Array(data.from.length);
+  const [lanes, buckets, counts] = data.lanes.bad;
+  for (let j = 0; j < lanes.length; j++) if (lanes[j] === i) bad[buckets[j]] = counts[j];
   return {
-    label: page.runName(lane.run), title: page.laneName(lane), lanes: [i], x: data.from, x2: data.to, first: lane.first,
+    label: page.runName(lane.run), title: page.laneName(lane), lanes: [i], count: 1, x: data.from, x2: data.to, first: lane.first,
     second: lane.second, average, n: ones, n2: ones, bad, bands: {},
   };
 }
@@ -442,6 +457,8 @@ function firstChange(data, changed) {
     while (last >= 0 && Number.isNaN(lane.first[last])) last--;
     first = Math.min(first, last);
   }
+  // rows with the same step are fetched together
+  while (first > 0 && data.from[first - 1] === data.from[first]) first--;
   return first;
 }
 

@@ -86,7 +86,8 @@ class LiveSource {
 
   axes(key) {
     const scalars = this.index.keys.filter((k) => k.kind === "scalar");
-    return [...key.steps, "#row", ...scalars.map((k) => `key:${k.name}`)];
+    const times = key.times ? ["#time", "#clock"] : [];
+    return [...key.steps, ...times, "#row", ...scalars.map((k) => `key:${k.name}`)];
   }
 
   async get(path, parameters) {

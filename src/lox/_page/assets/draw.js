@@ -73,7 +73,7 @@ function shapes(data, map, { band, smooth, seeds, hidden, colors, bad, halo }) {
   const { from, to, middle } = data;
   for (const group of groups) {
     const color = colors(group.label);
-    if (!(seeds || group.partial) || (group.lanes.length < 2 && !group.partial)) continue;
+    if (!(seeds || group.partial) || (group.count < 2 && !group.partial)) continue;
     // many lines over each other are not darker than a few
     const alpha = Math.max(0.35, 1.6 / Math.sqrt(group.lanes.length));
     const layer = group.lanes.map((i) => {
@@ -93,7 +93,7 @@ function shapes(data, map, { band, smooth, seeds, hidden, colors, bad, halo }) {
     if (group.partial) continue;
     const { line: color, dash } = colors(group.label);
     const lines = polyline(map, group.x || from, group.first, group.x2 || to, group.second);
-    if (!smooth && group.lanes.length > 1) found.push({ lines, color: halo, width: 4, alpha: 0.7 });
+    if (!smooth && group.count > 1) found.push({ lines, color: halo, width: 4, alpha: 0.7 });
     found.push({ lines, color, dash, width: smooth ? 1 : 1.75, alpha: smooth ? 0.35 : 1 });
     if (smooth) {
       const curve = polyline(map, middle, smoothed(group.average, smooth));
@@ -165,7 +165,7 @@ function limits(data, { band, seeds, hidden, low, high, log }) {
       add(group.second);
       for (const limit of group.bands?.[band] || []) add(limit);
     }
-    if ((seeds && group.lanes.length > 1) || group.partial)
+    if ((seeds && group.count > 1) || group.partial)
       for (const i of group.lanes) {
         add(data.curves[i].first);
         add(data.curves[i].second);

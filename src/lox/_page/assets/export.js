@@ -22,8 +22,8 @@ function chartCsv(chart) {
   const { data, page } = chart;
   const band = page.state.band;
   const quote = (text) => `"${String(text).replaceAll('"', '""')}"`;
-  const lines = [["curve", axisName(chart.axis), `${axisName(chart.axis)}_end`, "value",
-    "low", "high", "n"].map(quote).join(",")];
+  const x = axisName(chart.axis), unit = isTime(chart.axis) ? " (s)" : "";
+  const lines = [["curve", x + unit, `${x}_end${unit}`, "value", "low", "high", "n"].map(quote).join(",")];
   const row = (label, x, end, value, low, high, n) => {
     if (!Number.isNaN(value)) lines.push([quote(label), x, end, value, low ?? "", high ?? "", n].join(","));
   };
@@ -35,7 +35,7 @@ function chartCsv(chart) {
       if (group.second && group.x2[i] !== x)
         row(group.title ?? group.label, group.x2[i], group.x2[i], group.second[i], limits?.[0][i], limits?.[1][i], group.n2[i]);
     }
-    for (const index of group.lanes.length > 1 || group.partial ? group.lanes : []) {
+    for (const index of group.count > 1 || group.partial ? group.lanes : []) {
       const lane = data.curves[index];
       for (let i = 0; i < lane.first.length; i++) {
         row(page.laneName(lane), data.from[i], data.to[i], lane.first[i], null, null, 1);
@@ -59,10 +59,11 @@ function ticks(u) {
 function chartSvg(chart) {
   const { u, page } = chart;
   const style = page.style();
-  const legend = shownGroups(chart).filter((g) => chart.data.groups.length > 1 || g.lanes.length > 1);
+  const legend = shownGroups(chart).filter((g) => chart.data.groups.length > 1 || g.count > 1);
   const left = u.bbox.left / devicePixelRatio, top = 34;
   const box = { left, top, width: u.bbox.width / devicePixelRatio, height: u.bbox.height / devicePixelRatio };
-  const width = u.width, height = top + box.height + 40 + 18 * legend.length;
+  const below = top + box.height + (chart.axis === "#clock" ? 12 : 0); // of the plot and a second line
+  const width = u.width, height = below + 40 + 18 * legend.length;
   const space = "http://www.w3.org/2000/svg";
   const make = (tag, attributes, text) => {
     const node = document.createElementNS(space, tag);
@@ -77,13 +78,14 @@ function chartSvg(chart) {
   const [across, up] = ticks(u);
   for (const { at, text } of across) {
     svg.append(make("line", { x1: left + at, x2: left + at, y1: top, y2: top + box.height, stroke: style.grid }));
-    svg.append(make("text", { x: left + at, y: top + box.height + 15, fill: style.muted, "text-anchor": "middle" }, text));
+    text.split("\n").forEach((line, i) => svg.append(make("text", { x: left + at, y: top + box.height + 15 + 12 * i,
+      fill: style.muted, "text-anchor": "middle" }, line)));
   }
   for (const { at, text } of up) {
     svg.append(make("line", { x1: left, x2: left + box.width, y1: top + at, y2: top + at, stroke: style.grid }));
     svg.append(make("text", { x: left - 6, y: top + at + 4, fill: style.muted, "text-anchor": "end" }, text));
   }
-  svg.append(make("text", { x: left + box.width, y: top + box.height + 30, fill: style.muted, "text-anchor": "end" },
+  svg.append(make("text", { x: left + box.width, y: below + 30, fill: style.muted, "text-anchor": "end" },
     axisName(chart.axis)));
   const clip = make("clipPath", { id: "plot" });
   clip.append(make("rect", { x: left, y: top, width: box.width, height: box.height }));
@@ -108,7 +110,7 @@ function chartSvg(chart) {
   for (const shape of chart.shapes(box)) add(curves, shape);
   svg.append(clip, curves);
   legend.forEach((group, i) => {
-    const y = top + box.height + 48 + 18 * i, { line, dash } = page.color(group.label);
+    const y = below + 48 + 18 * i, { line, dash } = page.color(group.label);
     svg.append(make("line", { x1: left, x2: left + 18, y1: y - 4, y2: y - 4, stroke: line, "stroke-width": 2,
       ...(dash?.length ? { "stroke-dasharray": dash.join(" ") } : {}) }));
     svg.append(make("text", { x: left + 24, y, fill: style.text }, legendText(chart, group)));
@@ -119,13 +121,13 @@ function chartSvg(chart) {
 function legendText(chart, group) {
   const { band } = chart.page.state;
   const kind = band === "none" || group.partial ? "" : `, ${BAND_NAMES[band]}`;
-  return group.lanes.length > 1 ? `${group.label} (n = ${group.lanes.length}${kind})` : group.title ?? group.label;
+  return group.count > 1 ? `${group.label} (n = ${group.count}${kind})` : group.title ?? group.label;
 }
 
 function chartPng(chart) {
   const { u, page } = chart;
   const style = page.style(), ratio = devicePixelRatio;
-  const legend = shownGroups(chart).filter((g) => chart.data.groups.length > 1 || g.lanes.length > 1);
+  const legend = shownGroups(chart).filter((g) => chart.data.groups.length > 1 || g.count > 1);
   const canvas = document.createElement("canvas");
   canvas.width = u.ctx.canvas.width;
   canvas.height = u.ctx.canvas.height + (30 + 8 + 18 * legend.length) * ratio;

@@ -71,6 +71,7 @@ class Page {
     this.summary = el("span", { class: "note" });
     this.status = el("span", { class: "live", hidden: true });
     this.problems = el("details", { class: "problems", hidden: true });
+    this.notes = el("p", { class: "notes", hidden: true });
     this.grid = el("div", { class: "grid" });
     this.empty = el("p", { class: "empty", hidden: true });
     this.table = new RunTable(this);
@@ -90,7 +91,7 @@ class Page {
         this.keyFilter,
         el("button", { type: "button", class: "quiet", title: "Keyboard and mouse (?)", onclick: () => this.help.showModal() }, "?"),
         el("button", { type: "button", class: "quiet", title: "Light or dark (t)", onclick: () => this.toggleTheme() }, "◐")),
-      this.problems, el("div", { class: "columns" }, this.side, this.main), this.tooltip, this.help);
+      this.problems, this.notes, el("div", { class: "columns" }, this.side, this.main), this.tooltip, this.help);
     this.root.replaceChildren(this.app);
   }
 
@@ -106,6 +107,8 @@ class Page {
     const scalars = index.keys.filter((key) => key.kind === "scalar");
     const count = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`;
     this.summary.textContent = `${count(index.runs.length, "run")}, ${count(scalars.length, "key")}`;
+    this.notes.hidden = !index.notes;
+    this.notes.textContent = (index.notes || []).join(" ");
     this.problems.hidden = !index.problems.length;
     this.problems.replaceChildren(el("summary", {}, count(index.problems.length, "problem") + " with this store"),
       el("ul", {}, index.problems.map((text) => el("li", {}, text))));
@@ -137,6 +140,7 @@ class Page {
     this.side.hidden = !index.runs.length;
     // what only several runs need
     const alone = index.runs.length < 2;
+    this.band.disabled = this.toggles[0].disabled = state.by === "@run";
     this.by.parentElement.hidden = this.band.parentElement.hidden = this.toggles[0].hidden = this.runFilter.hidden = alone;
     this.table.element.hidden = state.view !== "runs";
     this.grid.hidden = state.view === "runs";
@@ -261,7 +265,7 @@ class Page {
     const { index } = this.source;
     const found = new Set();
     for (const key of index.keys) if (key.kind === "scalar") for (const x of this.source.axes(key)) found.add(x);
-    const rank = (x) => (x.startsWith("key:") ? 2 : x === "#row" ? 1 : 0);
+    const rank = (x) => (x.startsWith("key:") ? 3 : x === "#row" ? 2 : isTime(x) ? 1 : 0);
     return [...found].sort((a, b) => rank(a) - rank(b));
   }
 

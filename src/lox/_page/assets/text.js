@@ -42,9 +42,73 @@ function short(value) {
   return trimmed(text).replace("e+", "e").replaceAll("-", "−");
 }
 
+const AXES = { "#row": "row", "#time": "relative time", "#clock": "wall time" };
+
 function axisName(axis) {
-  if (axis === "#row") return "row";
-  return axis.startsWith("key:") ? axis.slice(4) : axis;
+  return AXES[axis] ?? (axis.startsWith("key:") ? axis.slice(4) : axis);
+}
+
+function isTime(axis) {
+  return axis === "#time" || axis === "#clock";
+}
+
+// --- times in seconds: since the start of a run, or since 1970 ---
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+// distances of ticks, which are round in the units above
+const TIME_STEPS = [
+  ...[-6, -5, -4, -3, -2, -1].flatMap((e) => [1, 2, 5].map((m) => m * 10 ** e)),
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+  ...[0, 1, 2, 3].flatMap((e) => [1, 2, 5].map((m) => 86400 * m * 10 ** e)),
+];
+
+// Ticks of relative time, all in the same unit, unless the axis is logarithmic.
+function durationTicks(splits, log) {
+  const largest = Math.max(...splits.map((v) => Math.abs(v ?? 0)));
+  return splits.map((v) => {
+    if (v == null) return "";
+    const [size, unit] = UNITS.find(([size]) => (log ? Math.abs(v) : largest) >= (size === 1 ? 0 : 5 * size));
+    return v === 0 ? "0" : `${trimmed((v / size).toPrecision(4))} ${unit}`.replace("-", "−");
+  });
+}
+
+const twoDigits = (n) => String(n).padStart(2, "0");
+
+function dayText(date) {
+  return `${date.getFullYear()}-${twoDigits(date.getMonth() + 1)}-${twoDigits(date.getDate())}`;
+}
+
+// Ticks of wall time in the time zone of the reader; the day is said where it changes.
+function clockTicks(splits, step) {
+  let before = "";
+  return splits.map((v) => {
+    if (v == null) return "";
+    const date = new Date(1000 * v), day = dayText(date);
+    const seconds = step < 60 ? `:${twoDigits(date.getSeconds())}` : "";
+    const fraction = step < 1 ? `.${Math.round(date.getMilliseconds() / 100)}` : "";
+    const time = step < 86400 ? `${twoDigits(date.getHours())}:${twoDigits(date.getMinutes())}${seconds}${fraction}\n` : "";
+    const text = time + (day === before ? "" : day);
+    before = day;
+    return text.trimEnd();
+  });
+}
+
+// A position on an x-axis.
+function positionText(axis, value) {
+  if (axis === "#clock") {
+    const date = new Date(1000 * value);
+    return `${dayText(date)} ${[date.getHours(), date.getMinutes(), date.getSeconds()].map(twoDigits).join(":")}`;
+  }
+  if (axis !== "#time") return exact(value);
+  let left = Math.abs(value);
+  const parts = [];
+  for (const [size, unit] of UNITS.slice(0, 3)) {
+    const count = Math.floor(left / size);
+    left -= count * size;
+    if (count || parts.length) parts.push(`${count} ${unit}`);
+  }
+  const digits = parts.length ? Math.min(Math.floor(left), 59) : trimmed(left.toPrecision(3));
+  return `${value < 0 ? "−" : ""}${[...parts, `${digits} s`].slice(0, 3).join(" ")}`;
 }
 
 function swatch({ line, dash }) {
