@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import lox
 
@@ -18,6 +20,7 @@ _BUFFER_SIZE = 1_000
 _DEBUG_EVENTS = 1_000  # fewer, because each takes much longer
 _GOAL = 0.06
 _AGGREGATED_GOAL = 0.003
+_RAW_GOAL = 1.2
 
 
 def figures() -> Iterator[Figure]:
@@ -25,6 +28,7 @@ def figures() -> Iterator[Figure]:
     ordered = lox.tap(_logs, callback=_ignore)
     unordered = lox.tap(_logs, callback=_ignore, ordered=False)
     several = lox.tap(_logs_several, callback=_ignore)
+    raw = jax.jit(_raw_program())
     debug, debug_several = jax.jit(_debugs), jax.jit(_debugs_several)
     times = best_times(
         lambda: ordered(xs),
@@ -32,15 +36,17 @@ def figures() -> Iterator[Figure]:
         lambda: several(xs),
         lambda: (debug(fewer), jax.effects_barrier()),
         lambda: (debug_several(fewer), jax.effects_barrier()),
+        lambda: (raw(xs), jax.effects_barrier()),
         rounds=20,
     )
     event, unordered_event, several_event = (time / _EVENTS for time in times[:3])
-    debug_event, debug_several_event = (time / _DEBUG_EVENTS for time in times[3:])
+    debug_event, debug_several_event = (time / _DEBUG_EVENTS for time in times[3:5])
     yield Figure(
         "`tap` / `jax.debug.callback`, one event in a scan", event / debug_event, _GOAL
     )
     yield Figure("  with `ordered=False`", unordered_event / debug_event, _GOAL)
     yield Figure("  3 keys and a step", several_event / debug_several_event, _GOAL)
+    yield Figure("`tap` / a raw ordered callback", times[0] / times[5], _RAW_GOAL)
     yield from _aggregated()
 
 
@@ -87,6 +93,40 @@ def _debugs(xs: Any) -> Any:
         return carry + x, None
 
     return lax.scan(body, 0, xs)[0]
+
+
+def _raw_program() -> Any:
+    """A program that calls the host in order, without `jax.debug.callback`."""
+    traced = jax.make_jaxpr(lambda: jax.debug.callback(_ignore, ordered=True))()
+    (effect,) = traced.effects
+    raw_p: Any = Primitive("raw_callback")
+    raw_p.multiple_results = True
+    raw_p.def_effectful_abstract_eval(lambda x: ([], {effect}))
+
+    def lower(ctx: Any, x: Any) -> Any:
+        _, token, _ = mlir.emit_python_callback(
+            ctx,
+            lambda x: (),
+            ctx.tokens_in.get(effect),
+            [x],
+            list(ctx.avals_in),
+            [],
+            has_side_effect=True,
+            returns_token=True,
+        )
+        ctx.set_tokens_out(mlir.TokenSet({effect: token}))
+        return []
+
+    mlir.register_lowering(raw_p, lower)
+
+    def raws(xs: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            raw_p.bind(carry)
+            return carry + x, None
+
+        return lax.scan(body, 0, xs)[0]
+
+    return raws
 
 
 def _logs_several(xs: Any) -> Any:

@@ -33,8 +33,8 @@ def figures() -> Iterator[Figure]:
     )
     few, few_by_hand = _lowering_times(_FEW, rounds=40)
     many, many_by_hand = _lowering_times(_MANY, rounds=6)
-    yield Figure("  trace and lower alone", few / few_by_hand)
-    yield Figure(f"  the same, {_MANY:,} equations", many / many_by_hand)
+    yield Figure("  trace and lower alone", few / few_by_hand, 1.3)
+    yield Figure(f"  the same, {_MANY:,} equations", many / many_by_hand, 1.3)
     own, own_of_many = few - few_by_hand, many - many_by_hand
     yield Figure(
         f"time that lox adds per equation, {_MANY:,} / {_FEW} equations",

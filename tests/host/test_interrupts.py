@@ -1,5 +1,6 @@
 """Interrupts and signals while a tapped program runs."""
 
+import io
 import os
 import signal
 import sys
@@ -115,6 +116,29 @@ def test_interrupt_ends_the_program(jitted, ordered, argument, kind, handlers):
             jax.effects_barrier()
     jax.effects_barrier()
     assert callback.rows == list(range(len(callback.rows)))
+
+
+class InterruptingFile(io.StringIO):
+    """Sends an interrupt to the main thread, which arrives between two lines."""
+
+    def write(self, line):
+        if not self.getvalue():
+            args = threading.main_thread().ident, signal.SIGINT
+            threading.Thread(target=signal.pthread_kill, args=args).start()
+        return super().write(line)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_interrupt_ends_a_loop_with_a_progress_bar(jitted, handlers):
+    def endless(x):
+        return lax.fori_loop(0, x, lambda i, c: c + i, 0)
+
+    file = InterruptingFile()
+    shown = lox.progress(endless, total=10_000, file=file)
+    with pytest.raises(KeyboardInterrupt):
+        jax.block_until_ready((jax.jit(shown) if jitted else shown)(ENDLESS))
+    jax.effects_barrier()
+    assert file.getvalue()
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])

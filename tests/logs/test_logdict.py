@@ -629,3 +629,59 @@ def test_explicit_events_are_not_printed(capsys):
     jax.jit(lambda x: lox.log({"x": x}, explicit=True))(1)
     jax.effects_barrier()
     assert capsys.readouterr().out == ""
+
+
+def set_existing(logs):
+    logs["a"] = logs["a"] + 1
+
+
+def set_other_shape(logs):
+    logs["a"] = np.float32(0)
+
+
+def set_again_at_the_end(logs):
+    logs["a"] = logs.pop("a")
+
+
+def join_another_key(logs):
+    logs |= {"c": np.float32(0)}
+
+
+def log_two_keys(xs):
+    def step(carry, x):
+        lox.log({"a": x, "b": carry})
+        return carry + x, None
+
+    return lax.scan(step, 0, xs)[0]
+
+
+def log_two_keys_with_a_step(xs):
+    def step(carry, x):
+        lox.log({"a": x, "b": carry}, step=x)
+        return carry + x, None
+
+    return lax.scan(step, 0, xs)[0]
+
+
+@pytest.mark.parametrize("fun", [log_two_keys, log_two_keys_with_a_step])
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_existing,
+        set_other_shape,
+        set_again_at_the_end,
+        join_another_key,
+        lambda logs: logs.update(c=np.arange(3)),
+        lambda logs: logs.pop("b"),
+        lambda logs: logs.clear(),
+    ],
+)
+def test_structure_is_that_of_the_changed_logs(change, fun):
+    logs = lox.spool(fun)(jnp.arange(3))[1]
+    change(logs)
+    unrelated = pickle.loads(pickle.dumps(logs))  # it keeps nothing of the structure
+    leaves, structure = jax.tree.flatten(logs)
+    expected, expected_structure = jax.tree.flatten(unrelated)
+    assert structure == expected_structure
+    jax.tree.map(np.testing.assert_array_equal, leaves, expected)
+    assert jax.tree.unflatten(structure, leaves) == logs

@@ -3,6 +3,7 @@
 import atexit
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TextIO
@@ -13,6 +14,7 @@ from lox._events.event import Event
 from lox._jax import host
 from lox._terminal import live_display, write_line
 
+from . import interrupts, signals
 from .callbacks import Consume, HostSink
 
 _LINES = 10  # lines of text for a loop of known length
@@ -83,6 +85,26 @@ class ProgressSink(HostSink):
 
         return consume
 
+    def receiver(self, event: Event) -> Callable[..., tuple[()]]:
+        receive = super().receiver(event)
+        report: Report = event.call.api_data
+        if report.ends or event.layout.lanes or event.layout.masked:
+            return receive
+        bars, address, deferred = self._bars, report.address, signals.deferred
+
+        # After a long time in compiled code, CPU caches contain none of the code of a
+        # callback. So most reports, which only count, execute very little.
+        def receive_count(number: Any) -> tuple[()]:
+            interrupted = deferred or self.stopping or interrupts.ending
+            if not interrupted and signals.in_main_thread():
+                bar, count = bars.get(address), int(number) + 1
+                if bar is not None and bar.count < count < bar.due:
+                    bar.count = count
+                    return ()
+            return receive(number)
+
+        return receive_count
+
     def _start(self, report: Report) -> "_Bar":
         if self._display is None:
             self._display = _make_display(self._file)
@@ -111,6 +133,7 @@ class _Bar:
     Attributes:
         label: its name.
         count: the number of iterations that have ended.
+        due: the count at which the display wants the bar again.
         ends: how many devices have finished the loop.
     """
 
@@ -119,6 +142,7 @@ class _Bar:
     ) -> None:
         self.label = label
         self.count = 0
+        self.due: float = 0
         self.ends = 0
         self._total = total
         self._clock = clock
@@ -166,22 +190,16 @@ class _Lines:
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
-        self._reached: dict[_Bar, int] = {}
         self._last: dict[_Bar, int] = {}
 
     def show(self, bar: _Bar) -> None:
-        if bar.total is None:
-            reached = int(math.log2(max(bar.count, 1)))
-        else:
-            reached = _LINES * bar.count // max(bar.total, 1)
-        if reached > self._reached.get(bar, 0):
-            self._reached[bar] = reached
+        if bar.count >= (bar.due or _next_line(0, bar.total)):
             self._print(bar)
+        bar.due = _next_line(bar.count, bar.total)
 
     def end(self, bar: _Bar) -> None:
         if self._last.get(bar) != bar.count:
             self._print(bar)
-        self._reached.pop(bar, None)
         self._last.pop(bar, None)
 
     def close(self) -> None:
@@ -192,13 +210,30 @@ class _Lines:
         write_line(sys.stderr if self._file is None else self._file, bar.line())
 
 
+def _next_line(count: int, total: int | None) -> int:
+    """The smallest count above `count` that is worth a line."""
+    if total is None:
+        return 2 ** max(count, 1).bit_length()
+    tenths = _LINES * count // max(total, 1) + 1
+    return -(-tenths * total // _LINES)
+
+
 class _Live:
-    """Bars that rich draws, in its own thread."""
+    """Bars that rich draws, in its own thread, which reads the counts."""
 
     def __init__(self, console: Any) -> None:
         from rich import progress
 
-        self._progress = progress.Progress(
+        read_counts = self._read_counts
+
+        class Progress(progress.Progress):
+            def get_renderables(self) -> Any:
+                read_counts()
+                return super().get_renderables()
+
+        self._tasks: dict[_Bar, Any] = {}
+        self._lock = threading.RLock()
+        self._progress = Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.TaskProgressColumn(show_speed=True),
@@ -207,22 +242,29 @@ class _Live:
             progress.TimeRemainingColumn(),
             console=console,
         )
-        self._tasks: dict[_Bar, Any] = {}
         self._progress.start()
         # the cursor is hidden until then
         atexit.register(self._progress.stop)
 
     def show(self, bar: _Bar) -> None:
         if bar not in self._tasks:
-            self._tasks[bar] = self._progress.add_task(bar.label, total=bar.total)
-        self._progress.update(self._tasks[bar], completed=bar.count, total=bar.total)
+            task = self._progress.add_task(bar.label, total=bar.total)
+            with self._lock:
+                self._tasks[bar] = task
+        bar.due = math.inf
 
     def end(self, bar: _Bar) -> None:
         self.show(bar)
-        task = self._tasks.pop(bar)
-        self._progress.update(task, total=bar.count)
-        self._progress.stop_task(task)
+        with self._lock:
+            task = self._tasks.pop(bar)
+            self._progress.update(task, completed=bar.count, total=bar.count)
+            self._progress.stop_task(task)
 
     def close(self) -> None:
         self._progress.stop()
         atexit.unregister(self._progress.stop)
+
+    def _read_counts(self) -> None:
+        with self._lock:
+            for bar, task in self._tasks.items():
+                self._progress.update(task, completed=bar.count, total=bar.total)

@@ -30,7 +30,15 @@ from .walk import Walk, without_events
 
 
 class Observer:
-    """What is logged of the observed loops and equations."""
+    """What is logged of the observed loops and equations.
+
+    Attributes:
+        pauses: whether to call `next_pause` and `pause` for a `while_loop`, instead of
+            `iteration` in every iteration, where that is possible. The iterations in
+            between cost nothing.
+    """
+
+    pauses = False
 
     def iteration(
         self,
@@ -50,6 +58,18 @@ class Observer:
             running: whether this lane is still running; None if all lanes are.
         """
         raise NotImplementedError
+
+    def next_pause(self, loop: Loop, count: Any) -> Any:
+        """The number of iterations after which to call `pause`.
+
+        Args:
+            loop: the loop.
+            count: the number of iterations so far, with an axis per `vmap` inside.
+        """
+        raise NotImplementedError
+
+    def pause(self, loop: Loop, count: Any) -> None:
+        """Logs the number of iterations so far, at a pause or at the end of a loop."""
 
     def end(self, loop: Loop, count: Any) -> None:
         """Logs the end of a loop, after it.
@@ -229,6 +249,36 @@ class ObservedProgram:
         cond_avals = cond.in_avals[: len(cond_consts)]
         body_avals = body.in_avals[: len(body_consts)]
         avals = [jax.typeof(start), *body.in_avals[len(body_consts) :]]
+
+        def run_to_pause(*args: Any) -> list[Any]:
+            """The body of a loop around the loop."""
+            _, _, (number, *_) = primitives.split_while(params, args)
+            pause = self._observer.next_pause(loop, number)
+
+            def not_yet(pause: Any, *args: Any) -> list[Any]:
+                (running,) = new_cond(*args)
+                # not `<`, which would stay false after an overflow
+                return [running & (args[len(cond_consts)] != pause)]
+
+            def count(*args: Any) -> list[Any]:
+                number, *old = args[len(body_consts) :]
+                inner = [*args[: len(body_consts)], *old]
+                return [number + 1, *self._numbered(body, inner, number, here)]
+
+            outs = tracing.bind(
+                eqn,
+                [pause, *args],
+                cond_jaxpr=_traced(not_yet, [avals[0], *cond_avals, *avals], cond),
+                body_jaxpr=_traced(count, [*body_avals, *avals], body),
+                cond_nconsts=1 + len(cond_consts),
+            )
+            self._observer.pause(loop, outs[0])
+            return outs
+
+        # The condition is evaluated once more at each pause, so it must have no events.
+        is_pure = predicate is eqn.params["cond_jaxpr"] and not cond.effects
+        if is_pure and self._observer.pauses:
+            new_body = run_to_pause
         count, *outs = tracing.bind(
             eqn,
             [*cond_consts, *cond_consts, *body_consts, start, *carry],

@@ -59,6 +59,7 @@ def equation_copier() -> Copy | None:
     if trace is None:
         return None
     names = source_info_util.current_name_stack()
+    literal, tracer_type, array = jex.Literal, pe.DynamicJaxprTracer, jax.Array
 
     def copy(eqn: JaxprEqn, env: dict[Any, Any]) -> list[Any] | None:
         if eqn.effects or _is_high(eqn):
@@ -68,13 +69,14 @@ def equation_copier() -> Copy | None:
             info = info.replace(name_stack=names + info.name_stack)
         tracers = []
         for atom in eqn.invars:
-            if isinstance(atom, jex.Literal):
-                tracers.append(pe.DynamicJaxprTracer(trace, atom.aval, atom, info))
+            if isinstance(atom, literal):
+                tracers.append(tracer_type(trace, atom.aval, atom, info))
                 continue
             x = env[atom]
-            if not isinstance(x, jax.Array):
-                return None
-            x = trace.to_jaxpr_tracer(x, info)
+            if type(x) is not tracer_type or x._trace is not trace:
+                if not isinstance(x, array):
+                    return None
+                x = trace.to_jaxpr_tracer(x, info)
             if x.aval is not atom.aval and x.aval != atom.aval:
                 return None
             tracers.append(x)
@@ -90,6 +92,8 @@ def _is_high(eqn: JaxprEqn) -> bool:
     """Whether there are high-level primitives in an equation, which must be bound."""
     if eqn.primitive.name.startswith("call_hi_primitive"):
         return True
+    if not jaxprs.has_jaxprs(eqn.params):
+        return False
     inner = jaxprs.jaxprs_in(eqn.params)
     return any(getattr(jaxprs.open_jaxpr(jaxpr), "is_high", False) for jaxpr in inner)
 

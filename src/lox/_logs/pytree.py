@@ -28,10 +28,29 @@ class _Layout(tuple[Any, ...]):
     """Everything static about a logdict; a tuple, which JAX compares quickly."""
 
     @functools.cached_property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> "_Unflattened":
         """What can be known without the arrays."""
         keys, infos = self[0], self[3]
-        return Metadata(info=dict(zip(keys, infos, strict=True)))
+        metadata = _Unflattened(info=dict(zip(keys, infos, strict=True)))
+        metadata.layout = self
+        return metadata
+
+    @functools.cached_property
+    def plain(self) -> tuple[Any, Metadata] | None:
+        """The keys and the metadata, if the values are the only arrays."""
+        keys, steps, masks, *_ = self
+        return None if steps or masks else (keys, self.metadata)
+
+
+class _Unflattened(Metadata):
+    """The metadata of a logdict that was created from its layout.
+
+    Every change of the keys of a logdict replaces its metadata, so as long as it has
+    this one, it has this layout. JAX flattens the logs of each eager call at least once
+    (`jax.block_until_ready`), and to compute the layout takes most of that time.
+    """
+
+    layout: _Layout | None = None
 
 
 def _layout(logs: logdict) -> _Layout:
@@ -56,7 +75,12 @@ def _children(logs: logdict, layout: tuple[Any, ...]) -> list[Any]:
 
 
 def _flatten(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
-    layout = _layout(logs)
+    metadata = logs._metadata
+    layout = metadata.layout if type(metadata) is _Unflattened else None
+    if layout is None or layout[0] != tuple(logs):
+        layout = _layout(logs)
+    elif layout.plain is not None:
+        return list(logs.values()), layout
     return _children(logs, layout), layout
 
 
@@ -73,18 +97,26 @@ def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def _unflatten(layout: _Layout, children: Iterable[Any]) -> logdict:
+    plain = layout.plain
+    if plain is not None:  # the fast path of eager calls, without `make_logdict`
+        logs = _new(logdict)
+        _update(logs, zip(plain[0], children))  # noqa: B905
+        logs._metadata = plain[1]
+        return logs
     keys, steps, masks, _, dropped, counted = layout
-    if not steps and not masks:  # the fast path of eager calls
-        return make_logdict(zip(keys, children), layout.metadata)  # noqa: B905
     rest = iter(children)
     data = [(key, next(rest)) for key in keys]
-    metadata = Metadata(
+    metadata = _Unflattened(
         {name: {key: next(rest) for key in by_key} for name, by_key in steps},
         {key: FirstRows(next(rest)) if key in counted else next(rest) for key in masks},
         layout.metadata.info,
         {key: next(rest) for key in dropped},
     )
+    metadata.layout = layout
     return make_logdict(data, metadata)
+
+
+_new, _update = dict.__new__, dict.update
 
 
 def _serialize_layout(layout: tuple[Any, ...]) -> bytes:

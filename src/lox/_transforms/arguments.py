@@ -43,10 +43,19 @@ class _Types(dict[type, bool]):
 
     def __missing__(self, kind: type) -> bool:
         self[kind] = found = _is_traced(kind, self._numbers)
+        if found:
+            _arrays.add(kind)
         return found
 
 
 _traced_types = {numbers: _Types(numbers) for numbers in (True, False)}
+
+
+# `are_arrays(map(type, args))` says whether each argument is itself an array or a
+# number, of a type that was seen before
+are_arrays: Callable[[Iterable[type]], bool]
+_arrays: set[type] = set()
+are_arrays = _arrays.issuperset
 
 
 def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> bool:

@@ -26,6 +26,7 @@ from .arguments import (
     Static,
     StaticLeaves,
     all_traced,
+    are_arrays,
     hide_settings,
     revealed,
     split,
@@ -34,6 +35,7 @@ from .arguments import (
 from .cache import FunctionCache
 from .results import MixedResult, check_runs_now, is_array_result, runs_later
 
+_modules = sys.modules
 # whether no other transformation, of lox or of JAX, encloses a call
 is_outermost = tracing.at_top_level
 
@@ -88,6 +90,8 @@ class Compiled:
         self._form = form
         self._own_args = own_args
         self._collects = collects
+        # whether arrays and numbers are traced, wherever they are in the arguments
+        self._all_traced = form.outermost and form.numbers and not static
         self.static = static
         self.sink = sink
         fun = get_fun()
@@ -111,10 +115,17 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the function, and what the transformation adds."""
-        if "flax.nnx" in sys.modules:
+        return self.call(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The same, given a tuple and a dict, which saves time."""
+        if "flax.nnx" in _modules:
             stateful = nnx.find(self._get_fun(), args, kwargs)
             if stateful is not None:
                 return stateful.run(self._call)
+        elif self._all_traced and not kwargs and are_arrays(map(type, args)):
+            out = self._jitted(*args)  # most eager calls do nothing else
+            return out if type(out[0]) is not MixedResult else _filled(out)
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,13 +140,11 @@ class Compiled:
         if hidden is given and all_traced(
             *self.static.traced(args, kwargs), form.numbers
         ):
-            result, added = self._jitted(*args, **kwargs)
+            out = self._jitted(*args, **kwargs)
         else:
             static, arrays = split(*hidden, form.numbers)
-            result, added = self._jitted_mixed(static, arrays)
-        if type(result) is MixedResult:
-            result = result.fill()
-        return result, added
+            out = self._jitted_mixed(static, arrays)
+        return out if type(out[0]) is not MixedResult else _filled(out)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inline: bool) -> Any:
         """Traces the user's function and evaluates the program.
@@ -219,6 +228,11 @@ class Compiled:
         if inline:
             return isinstance(x, jax.Array)
         return is_array_result(x, self._form.numbers)
+
+
+def _filled(out: tuple[MixedResult, Any]) -> tuple[Any, Any]:
+    """Puts leaves that are not arrays into the result."""
+    return out[0].fill(), out[1]
 
 
 def _check_objects(fun: Any, leaves: Sequence[Any]) -> None:
@@ -336,13 +350,13 @@ class Forms:
         return form(*args, **kwargs)
 
 
-def cached_forms(fun: Any, options: Any, make: Callable[[Any, Any], Forms]) -> Forms:
-    """`make(fun, options)`, or the cached forms.
+def cached(fun: Any, options: Any, make: Callable[[Any, Any], Any]) -> Any:
+    """`make(fun, options)`, or the cached value; it must not hold `fun`.
 
     If the transformation is applied at each call, as in `lox.spool(f)(x)`, each call
     goes through here. So the options are used as given, without checks.
     """
-    found: Forms | None = _forms.find(fun, options)
+    found = _forms.find(fun, options)
     if found is None:
         found = _forms.get(fun, options, lambda _: make(fun, options))
     return found

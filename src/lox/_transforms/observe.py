@@ -144,15 +144,16 @@ def observe(
         return ObservedProgram(observer, sites)(closed, args), None
 
     forms = Forms.of(fun, ("observe", options.key), evaluate, static)
-    return _Observe("observe", fun, forms, static)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forms(*args, **kwargs)[0]
+
+    return _Observe("observe", fun, call, static)
 
 
 class _Observe(Transformed):
     __slots__ = ()
     __doc__ = Transformed.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)[0]
 
     def loops(self, *args: Any, **kwargs: Any) -> list[Loop]:
         fun, static = self.__wrapped__, self._static

@@ -23,7 +23,7 @@ from .transformed import Transformed, check_callable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_REPORTS = 100  # per loop of known length
+_REPORTS = 50  # per loop of known length
 _REPORTS_PER_DOUBLING = 4  # of the count, for loops of unknown length
 
 
@@ -179,6 +179,8 @@ class _Reports(Observer):
         several: whether there is more than one loop, so that bars need longer names.
     """
 
+    pauses = True
+
     def __init__(
         self, sink: ProgressSink, label: str, total: int | None, several: bool
     ) -> None:
@@ -210,6 +212,13 @@ class _Reports(Observer):
         # on CPUs, a loop of at most one iteration costs a fifth of a conditional
         jax.lax.while_loop(lambda again: again, body, due)
 
+    def next_pause(self, loop: Loop, count: Any) -> Any:
+        interval = _interval(count, self._total_of(loop))
+        return (jax.lax.div(count, interval) + 1) * interval
+
+    def pause(self, loop: Loop, count: Any) -> None:
+        self._report(loop, _latest_p.bind(count) - 1)
+
     def end(self, loop: Loop, count: Any) -> None:
         self._report(loop, _latest_p.bind(count), ends=True)
 
@@ -233,10 +242,13 @@ class _Reports(Observer):
 
 def _is_due(count: Any, total: int | None) -> Any:
     """Whether to report a count, which is at least 1."""
+    return jax.lax.rem(count, _interval(count, total)) == 0
+
+
+def _interval(count: Any, total: int | None) -> Any:
+    """The counts to report are the multiples of this number."""
     if total is not None:
-        interval = jnp.asarray(max(1, total // _REPORTS), count.dtype)
-        return jax.lax.rem(count, interval) == 0
+        return jnp.full_like(count, max(1, total // _REPORTS))
     highest_bit = jnp.iinfo(count.dtype).bits - 1 - jax.lax.clz(count)
     shift = _REPORTS_PER_DOUBLING.bit_length() - 1
-    step = jnp.left_shift(jnp.ones_like(count), jnp.maximum(highest_bit - shift, 0))
-    return count & (step - 1) == 0
+    return jnp.left_shift(jnp.ones_like(count), jnp.maximum(highest_bit - shift, 0))

@@ -9,7 +9,7 @@ from lox._logs.logdict import logdict
 
 from .arguments import Argnames, Argnums, Static
 from .collect import collect
-from .compiled import Form, Forms, cached_forms, is_outermost
+from .compiled import Form, Forms, cached, is_outermost
 from .options import Names, Options, decorator, refuse_unknown
 from .transformed import Transformed, check_callable
 
@@ -125,19 +125,26 @@ def spool(
         static_argnames,
     )
     if interval is True or window is True or capacity is True:
-        _forms(fun, given)  # raises; the cache would find the entry of 1, which equals
-    forms = cached_forms(fun, given, _forms)
-    return _Spool("spool", fun, forms, forms.static)
+        # raises; the cache would find the entry of 1, which equals
+        _spooled(fun, given)
+    return Transformed("spool", fun, *cached(fun, given, _spooled))
 
 
-class _Spool(Transformed):
-    __slots__ = ()
-    __doc__ = Transformed.__doc__
+def _spooled(
+    fun: Any, given: tuple[Any, ...]
+) -> tuple[Callable[..., tuple[Any, logdict]], Static]:
+    """The function that `lox.spool` returns, and its static arguments."""
+    forms = _forms(fun, given)
+    inside, outermost = forms.inside, forms.outermost
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, logs = self._call(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, logdict]:
+        if not is_outermost():
+            return inside.call(args, kwargs)
+        result, logs = outermost.call(args, kwargs)
         # on the host, rows that were not logged are removed
-        return result, logs.compact() if is_outermost() else logs
+        return result, logs.compact()
+
+    return call, forms.static
 
 
 def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:

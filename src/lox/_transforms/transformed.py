@@ -14,21 +14,27 @@ _STAGES = ("clear_cache", "eval_shape", "lower", "trace")
 
 
 # It is not a closure with `functools.wraps`, because creating one takes a fifth of a
-# call, and `lox.spool(f)(x)` creates one each time. A docstring here would hide those
-# of the functions.
+# call, and `lox.spool(f)(x)` creates one each time. For the same reason, `__call__` is
+# not a method that calls another function, but a slot that holds it. A docstring here
+# would hide those of the functions.
 class Transformed:
-    __slots__ = ("__dict__", "__weakref__", "__wrapped__", "_call", "_name", "_static")
+    __slots__ = (
+        "__call__",
+        "__dict__",
+        "__weakref__",
+        "__wrapped__",
+        "_name",
+        "_static",
+    )
+    __call__: Callable[..., Any]
 
     def __init__(
         self, name: str, fun: Any, call: Callable[..., Any], static: Static = NO_STATIC
     ) -> None:
         self.__wrapped__ = fun
+        self.__call__ = call
         self._name = name
-        self._call = call
         self._static = static
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.__wrapped__, name)
