@@ -68,7 +68,8 @@ def reduced(name: str, values: list[Any]) -> Any:
         stacked = np.stack(leaves).astype(np.float64)
         return function(stacked) if name in ("first", "last") else function(stacked, 0)
 
-    return jax.tree.map(leaf, *values)
+    with np.errstate(invalid="ignore"):  # the variance of infinite values is NaN
+        return jax.tree.map(leaf, *values)
 
 
 def assert_spooled(logs: Any, events: Any, options: Options) -> None:

@@ -338,6 +338,41 @@ def test_nested_shard_maps_reduce_over_axes_of_both():
         assert keys == {"both": 1, "outer": 2, "inner": 4}
 
 
+def test_ordered_delivery_from_nested_shard_maps_is_refused():
+    logger = MemoryLogger()
+    state = logger.init(jax.random.key(0))
+    calls = []
+
+    def logged(x):
+        lox.log({"x": x.sum()})
+        return x
+
+    def nested(inner):
+        def outer(x):
+            spec = P("j")
+            options = {"in_specs": spec, "out_specs": spec, "axis_names": {"j"}}
+            return jax.shard_map(inner, **options)(x)
+
+        options = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}}
+        return jax.jit(jax.shard_map(outer, mesh=mesh_of("i", "j"), **options))
+
+    def write(x):
+        logger.log(state, {"x": x.sum()})
+        return x
+
+    x = jnp.arange(16.0)
+    for inner in (write, lox.tap(logged, calls.append)):
+        with pytest.raises(
+            lox.UnsupportedPrimitiveError, match=rf"'x', logged at {__file__}:\d+.*tap"
+        ):
+            nested(inner)(x)
+    if jax.__version_info__ >= (0, 10):  # before, JAX refuses callbacks there
+        nested(lox.tap(logged, calls.append, ordered=False))(x)
+        jax.effects_barrier()
+        expected = x.reshape(8, 2).sum(1).tolist()
+        assert sorted(float(call["x"]) for call in calls) == expected
+
+
 def test_capacity_keeps_rows_that_happened_on_any_device():
     fun = on_devices(logging("i"), mesh_of("i", "j"))
     names = ["some", "never", "element"]
@@ -686,12 +721,36 @@ def test_predicate_per_lane_must_be_the_same_on_all_devices(control):
 
     for check_vma in (True, False):
         lanes = on_devices(jax.vmap(differing), mesh_of("i"), check_vma)
-        with pytest.raises(lox.LoxValueError, match="may differ between the devices"):
-            lox.spool(lanes, capacity=9)(jnp.arange(8.0))
+        for way in (lox.spool(lanes, capacity=9), jax.jit(lanes), lox.tap(lanes)):
+            with pytest.raises(
+                lox.LoxValueError, match=r"'x'.*may differ between the devices"
+            ):
+                way(jnp.arange(8.0))
+        # what is not logged is not an error
+        silent = on_devices(jax.vmap(lox.nolog(differing)), mesh_of("i"), check_vma)
+        for way in (lox.nolog(lanes), jax.jit(lox.nolog(lanes))):
+            np.testing.assert_array_equal(way(jnp.arange(8.0)), silent(jnp.arange(8.0)))
     outside = jax.vmap(on_devices(lambda x: control(x, SAME["pmin"]), mesh_of("i")))
     calls = tapped(outside, jnp.stack([jnp.arange(8.0), jnp.arange(8.0) + 50]))
     found = [(float(call["x"]), int(call.lane["x"])) for call in calls]
     assert found == ([(3.5, 0)] if control is branch else [(3.5, 0), (4.5, 0)])
+
+
+def test_error_of_a_logger_names_the_key():
+    logger = MemoryLogger()
+    state = logger.init(jax.random.key(0))
+
+    def log(x):
+        def write(x):
+            logger.log(state, {"loss": x.sum(), "acc": x.sum()}, over="i")
+            return x
+
+        return lax.cond(x.sum() < 3, write, lambda x: x, x)
+
+    for lanes in (log, jax.vmap(log)):
+        fun = on_devices(lanes, mesh_of("i"))
+        with pytest.raises(lox.LoxValueError, match=rf"'loss', 'acc', .*{__file__}:"):
+            jax.jit(fun)(jnp.arange(8.0).reshape(8, 1))
 
 
 def test_key_with_and_without_over_is_refused():

@@ -11,6 +11,8 @@ from jax import lax
 import lox
 from tests.libraries.equinox_programs import eqxi
 
+from .recording import long
+
 diffrax = pytest.importorskip("diffrax")
 
 LOOPS = {
@@ -338,6 +340,20 @@ def test_events_of_backward_rules_that_depend_on_other_lanes_are_refused():
     assert len(lox.spool(grad, capacity=ROWS)(RATES[0])[1]["by hand"])
 
 
+def test_stages_of_direct_adjoint_log_alone_and_are_refused_in_lanes():
+    # the loop over steps is a scan, the loop over stages is a custom function in it
+    solver = diffrax.Bosh3(scan_kind="checkpointed")
+    for field, key in ((logged_by_hand, "by hand"), (decay, "dy")):
+        grad = jax.grad(
+            functools.partial(solution, solver, field=field, adjoint=DIRECT)
+        )
+        assert len(lox.spool(grad, capacity=ROWS)(RATES[0])[1][key])
+        with pytest.raises(
+            lox.UnsupportedPrimitiveError, match=rf"'{key}'.*\.py:\d+.*lax\.map"
+        ):
+            jax.vmap(lox.spool(grad, capacity=ROWS))(RATES)
+
+
 # --- loops whose lanes are not known -----------------------------------------
 
 
@@ -399,3 +415,162 @@ def test_loops_in_lockstep_with_unknown_lanes_are_refused(predicates):
     # lanes that do not reach the predicate
     logs = lox.spool(jax.vmap(lambda x: fun(0.5) * x), capacity=3)(STARTS)[1]
     assert logs["h"].shape == (3, 4)
+
+
+# --- loops that start early because of other lanes ---------------------------
+
+
+def stages(kind, start, own, h, body):
+    """Stages of which each lane needs those from `own` on, like a step of FSAL."""
+
+    def stage(carry):
+        i, h = carry
+        return i + 1, jnp.where(i < own, h, body(i, h))
+
+    return eqxi.while_loop(lambda c: c[0] < 3, stage, (start, h), **LOOPS[kind])[1]
+
+
+def early(outer, wrap, kind, body, x):
+    """Steps with stages; the first stage is computed if any lane needs it."""
+
+    def step(i, h):
+        own = jnp.where(h > 1.5, 0, 1)
+        start = jnp.where(eqxi.unvmap_any(h > 1.5), 0, 1)
+        return wrap(lambda s, h: stages(kind, s, own, h, body))(start, h) * 1.1
+
+    if outer == "scan":
+        return lax.scan(lambda h, i: (step(i, h), None), x, jnp.arange(3))[0]
+    return run(outer, x, step, limit=9.0, steps=3)
+
+
+def forward(i, h):
+    lox.log({"h": h}, step=i)
+    return 0.5 * jnp.sin(h) + 0.5 * h
+
+
+def stage_by_hand(i, h):
+    return 0.5 * sine(h, i) + 0.5 * h
+
+
+def stage_cotangent(i, h):
+    return 0.5 * jnp.sin(lox.log_grad("dh", h, step=i)) + 0.5 * h
+
+
+def in_a_branch(fun):
+    return lambda s, h: lax.cond(h < 8.0, fun, lambda s, h: h, s, h)
+
+
+def in_a_scan(fun):
+    def scanned(s, h):
+        return lax.scan(lambda h, _: (fun(s, h), None), h, None, length=2)[0]
+
+    return scanned
+
+
+WRAPPERS = {
+    "plain": lambda fun: fun,
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "cond": in_a_branch,
+    "scan": in_a_scan,
+}
+EARLY = jnp.array([0.5, 1.6, 0.1, 1.2])
+
+
+@pytest.mark.parametrize(
+    ("outer", "wrap", "kind"),
+    [
+        ("scan", "jit", "saved"),
+        ("scan", "cond", "flat"),
+        ("checkpointed", "scan", "saved"),
+        *(
+            pytest.param(outer, wrap, kind, marks=long)
+            for outer in ("bounded", "saved")
+            for wrap in WRAPPERS
+            for kind in ("flat", "checkpointed")
+        ),
+    ],
+)
+def test_stages_that_a_lane_does_not_need_log_nothing(outer, wrap, kind):
+    fun = functools.partial(early, outer, WRAPPERS[wrap], kind, forward)
+    alone = lox.spool(fun, capacity=ROWS)
+    expected = [alone(x)[1] for x in EARLY]
+    assert len({len(logs["h"]) for logs in expected}) > 1
+    for logs in (
+        jax.vmap(alone)(EARLY)[1],
+        lox.spool(jax.vmap(fun), capacity=ROWS)(EARLY)[1],
+    ):
+        for lane, other in zip(lanes_of(logs, 1), expected, strict=True):
+            assert_same_logs(lane, other)
+
+
+def test_stages_that_a_lane_does_not_need_log_nothing_when_differentiated():
+    fun = functools.partial(early, "scan", WRAPPERS["plain"], "saved", forward)
+    check_lanes(fun, ["vmap(spool(grad))"], EARLY)
+
+
+@pytest.mark.parametrize(
+    ("outer", "wrap"),
+    [
+        *(("scan", wrap) for wrap in WRAPPERS),
+        ("checkpointed", "jit"),
+        ("flat", "plain"),
+        *(
+            pytest.param(outer, wrap, marks=long)
+            for outer in ("bounded", "saved")
+            for wrap in WRAPPERS
+        ),
+    ],
+)
+def test_backward_pass_of_stages_that_a_lane_does_not_need_is_refused(outer, wrap):
+    for kind, body in (
+        ("saved", stage_by_hand),
+        ("flat", stage_by_hand),
+        ("saved", stage_cotangent),
+    ):
+        grad = jax.grad(functools.partial(early, outer, WRAPPERS[wrap], kind, body))
+        alone = lox.spool(grad, capacity=ROWS)
+        jax.eval_shape(alone, EARLY[0])
+        for transformed in (
+            jax.vmap(alone),
+            lox.spool(jax.vmap(grad), capacity=ROWS),
+        ):
+            with pytest.raises(
+                lox.UnsupportedPrimitiveError, match=r"logged at .*\.py:\d+.*lax\.map"
+            ):
+                jax.eval_shape(transformed, EARLY)
+
+
+def test_merged_carry_that_decides_inside_of_a_loop_is_refused():
+    def fun(x):
+        start = jnp.where(eqxi.unvmap_any(x > 1.5), 0, 1)
+
+        def step(carry, _):
+            start, h = carry
+            return (1 - start, stages("saved", start, 0, h, forward)), None
+
+        return lax.scan(step, (start, x), None, length=2)[0][1]
+
+    assert len(lox.spool(fun, capacity=ROWS)(EARLY[0])[1]["h"]) == 5
+    with pytest.raises(
+        lox.UnsupportedPrimitiveError, match=r"'h', logged at .*\.py:\d+.*merged"
+    ):
+        jax.eval_shape(jax.vmap(lox.spool(fun, capacity=ROWS)), EARLY)
+
+
+def test_observed_steps_of_bounded_stages_are_refused():
+    def carried(leaves):
+        return {"h": next(x for x in leaves if x.dtype.kind == "f")}
+
+    def observed(kind):
+        plain = functools.partial(early, "scan", WRAPPERS["plain"], kind)
+        body = stage_by_hand
+        return lox.observe(lambda x: plain(body, x), carry=carried, loops="*/*")
+
+    # each step of its scan is observed, also after the loop has ended
+    with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'h'.*scan_kind"):
+        jax.vmap(lox.spool(observed("flat"), capacity=ROWS))(EARLY)
+    fun = observed("saved")
+    logs = jax.vmap(lox.spool(fun, capacity=ROWS))(EARLY)[1]
+    for lane, x in zip(lanes_of(logs, 1), EARLY, strict=True):
+        assert_same_logs(lane, lox.spool(fun, capacity=ROWS)(x)[1])

@@ -1,5 +1,7 @@
 """`lox.observe` on samplers and solvers, compared with what they report themselves."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import lox
 
-from .recording import scaled
+from .recording import long, scaled
 
 SAMPLES = scaled(4)
 CAPACITY = 64 * SAMPLES
@@ -148,29 +150,95 @@ def test_optimistix_lanes_log_their_own_steps():
     assert_lanes(fun, jnp.array([1.0, 2.0, 700.0]))
 
 
-def test_loops_of_a_linear_solve_are_reported():
+def residual(leaves):
+    """The norm of the first vector in the carry."""
+    vectors = [x for x in leaves if x.ndim == 1]
+    return {"r": jnp.linalg.norm(vectors[0])} if vectors else {}
+
+
+def solved(solver, log=None):
     lx = pytest.importorskip("lineax")
+    matrix = jnp.array([[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]])
 
-    def solve(b, solver):
-        matrix = jnp.array([[2.0, 0.1], [0.1, 3.0]])
-        operator = lx.MatrixLinearOperator(matrix, lx.positive_semidefinite_tag)
+    def fun(y):
+        def matvec(v):
+            if log is not None:
+                log({"v": v.sum()})
+            return matrix @ v + y * v
 
-        def step(x, t):
-            return x + lx.linear_solve(operator, b * t, solver).value, None
+        structure = jax.ShapeDtypeStruct((3,), jnp.float32)
+        tags = lx.positive_semidefinite_tag if solver == "CG" else ()
+        operator = lx.FunctionLinearOperator(matvec, structure, tags)
+        # above 4, the solution has equal elements, and takes one step
+        b = jnp.where(y > 4.0, matrix @ jnp.ones(3) + y, jnp.array([1.0, 2.0, 3.0]))
+        method = getattr(lx, solver)(rtol=1e-3, atol=1e-3)
+        return lx.linear_solve(operator, b, method, throw=False).value.sum()
 
-        return jax.lax.scan(step, b, jnp.arange(3.0))[0]
+    return fun
 
-    def iterative(b):
-        return solve(b, lx.CG(1e-4, 1e-4))
 
-    def direct(b):
-        return solve(b, lx.Cholesky())
+SHIFTS = jnp.array([3.0, 5.0])
+IN_LANES = {
+    "vmap(spool)": lambda f, spool: jax.vmap(spool(f)),
+    "spool(vmap)": lambda f, spool: spool(jax.vmap(f)),
+    "vmap(spool(grad))": lambda f, spool: jax.vmap(spool(jax.grad(f))),
+    "spool(grad(vmap))": lambda f, spool: spool(
+        jax.grad(lambda ys: jax.vmap(f)(ys).sum())
+    ),
+}
 
-    b = jnp.ones(2)
-    with pytest.warns(lox.LoxWarning, match="inside of `lineax.linear_solve`"):
-        logs = lox.spool(lox.observe(iterative, carry=True))(b)[1]
-    for fun in (
-        lox.observe(iterative, carry=True, loops="scan[0]"),
-        lox.observe(direct, carry=True),
-    ):
-        np.testing.assert_allclose(lox.spool(fun)(b)[1]["x"], logs["x"], rtol=1e-3)
+
+@pytest.mark.parametrize("solver", ["CG", pytest.param("GMRES", marks=long)])
+def test_loops_of_a_linear_solve_log_each_iteration_once(solver):
+    spool = functools.partial(lox.spool, capacity=CAPACITY)
+    plain = solved(solver)
+    fun = lox.observe(plain, carry=residual)
+    values, logs = zip(*map(spool(fun), SHIFTS), strict=True)
+    np.testing.assert_allclose(values, jax.vmap(plain)(SHIFTS), rtol=1e-3)
+    if solver == "CG":
+        assert len({len(one["r"]) for one in logs}) == 2
+    for y, one in zip(SHIFTS, logs, strict=True):
+        gradient, found = spool(jax.grad(fun))(y)
+        np.testing.assert_allclose(gradient, jax.grad(plain)(y), rtol=1e-3)
+        np.testing.assert_allclose(found["r"], one["r"], rtol=1e-3, atol=1e-4)
+        tangent = spool(jax.jacfwd(fun))(y)[1].compact()
+        np.testing.assert_allclose(tangent["r"], one["r"], rtol=1e-3, atol=1e-4)
+    for way in IN_LANES.values():
+        lanes = way(fun, spool)(SHIFTS)[1].lanes()
+        for lane, one in zip(lanes, logs, strict=True):
+            found = lane.compact()["r"]
+            np.testing.assert_allclose(found, one["r"], rtol=1e-2, atol=1e-4)
+
+
+def test_loops_of_a_linear_solve_have_addresses():
+    found = lox.observe(solved("CG")).loops(3.0)
+    assert [(loop.address, loop.kind) for loop in found] == [("while[0]", "while")]
+    assert found[0].file.endswith("cg.py")
+
+
+def test_observed_linear_solve_logs_its_own_events_once():
+    y = SHIFTS[0]
+    expected = lox.spool(solved("CG", lox.log), capacity=CAPACITY)(y)[1]
+    fun = lox.observe(solved("CG", lox.log), carry=residual)
+    for way in (fun, jax.grad(fun)):
+        logs = lox.spool(way, capacity=CAPACITY)(y)[1]
+        np.testing.assert_allclose(logs["v"], expected["v"], rtol=1e-3, atol=1e-4)
+        assert len(logs["r"]) == 3
+    assert not jax.make_jaxpr(lox.nolog(fun))(y).effects
+
+
+def test_loops_of_noinline_are_reported():
+    eqxi = pytest.importorskip("equinox.internal")
+
+    @eqxi.noinline
+    def halved(x):
+        return jax.lax.fori_loop(0, 3, lambda i, x: x / 2, x)
+
+    def fun(x):
+        return jax.lax.scan(lambda c, _: (halved(c), None), x, length=2)[0]
+
+    with pytest.warns(lox.LoxWarning, match="in functions of `eqxi.noinline`"):
+        logs = lox.spool(lox.observe(fun, carry=True))(64.0)[1]
+    assert np.ravel(next(iter(logs.values()))).tolist() == [8.0, 1.0]
+    logs = lox.spool(lox.observe(fun, carry=True, loops="scan[0]"))(64.0)[1]
+    assert np.ravel(next(iter(logs.values()))).tolist() == [8.0, 1.0]

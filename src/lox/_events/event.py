@@ -59,6 +59,7 @@ class Call:
         over: the mesh axes across which the values are reduced (see `over`).
         early: whether the call may be in a program that runs while another one is
             traced (see `not_traced`).
+        names: the user's names of the values, for messages, if they are not the keys.
         numbers: the Python numbers among the leaves and then the steps; None for values
             that are known only at run time, and for missing entries at the end. The
             numbers decide which dtypes the values can be cast to; they are ignored when
@@ -78,12 +79,14 @@ class Call:
     conditional: bool = False
     over: tuple[str, ...] = ()
     early: bool = False
+    names: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def description(self) -> str:
         """The keys and the line, for messages."""
-        return f"{', '.join(map(repr, self.keys))}, logged at {self.source}"
+        names = ", ".join(map(repr, self.names or self.keys))
+        return f"{names}, logged at {self.source}"
 
     def split_numbers(self) -> tuple[list[list[Any]], list[Any]]:
         """Splits `numbers` into those of each key's leaves, and those of the steps."""
@@ -115,6 +118,7 @@ class Layout:
         device_lanes: for an event in a `shard_map` whose step `lane` numbers the
             devices and the lanes of `vmap`s: how many devices there are, and how many
             lane axes it numbers. A `vmap` that comes later adds axes in front of these.
+        problem: the message of the error that is raised unless the event is removed.
     """
 
     lanes: int = 0
@@ -125,6 +129,7 @@ class Layout:
     site: int = 0
     once: str = ""
     device_lanes: tuple[int, int] | None = None
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

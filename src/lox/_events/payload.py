@@ -1,5 +1,6 @@
 """Events with one pytree for one sink: used by loggers and `lox.save`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ def send_payload(
     caller: str,
     over: tuple[str, ...] = (),
     names_device: bool = False,
+    names: Iterable[str] = (),
 ) -> None:
     """Adds an event to the program whose only value is `payload`.
 
@@ -31,6 +33,7 @@ def send_payload(
         over: the mesh axes along which the first device sends for all.
         names_device: whether the number of the device is added to the payload, in a
             `shard_map`.
+        names: the user's names of the values, for messages.
     """
     device = array_types.device_in_shard_map(over) if names_device else None
     if device is not None:
@@ -39,5 +42,5 @@ def send_payload(
     source = user_source()
     operands = [operand(leaf, "a value", f"{caller} at {source}") for leaf in leaves]
     route = Route(sink=sink, ordered=not array_types.partly_manual())
-    call = Call((PAYLOAD,), (tree,), (), source, over=over)
+    call = Call((PAYLOAD,), (tree,), (), source, over=over, names=tuple(names))
     log_p.bind(*operands, event=Event(call, route=route))

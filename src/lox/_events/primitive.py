@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._arrays import is_typed_key, to_numpy
+from lox._errors import LoxValueError
 from lox._flag import Flag
 from lox._jax import (
     array_types,
@@ -102,6 +103,7 @@ def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
 
 @log_p.def_impl
 def _impl(*operands: Any, event: Event) -> list[Any]:
+    check(event)
     if not event.route.quiet:
         count = len(operands) - event.layout.anchors
         sink = event.route.sink or default.sink
@@ -116,7 +118,14 @@ def to_host(x: Any) -> Any:
     return to_numpy(x)
 
 
+def check(event: Event) -> None:
+    """Raises the error of an event that has one, and has not been removed."""
+    if event.layout.problem:
+        raise LoxValueError(event.layout.problem)
+
+
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
+    check(event)
     if event.route.quiet:
         return []
     if event.call.early and event.route.sink is None:

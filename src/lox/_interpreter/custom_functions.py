@@ -120,7 +120,7 @@ def _evaluate_rule(
     """
     collector = walk.handler
     if not isinstance(collector, Collector):
-        outs, record, after = Walk(collector.for_derivative_rules())(rule, ins, before)
+        outs, record, after = walk.for_derivative_rules()(rule, ins, before)
         leaves = jax.tree.leaves((record, after))
         return outs, list(map(jax.lax.stop_gradient, leaves))
     _, body_record, _ = body_tree.unflatten(body.out_avals)

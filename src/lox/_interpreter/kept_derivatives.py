@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
@@ -93,25 +92,8 @@ def with_derivative_of(
         return evaluate_body(new, flat, results)
 
     def jvp(primals: Any, tangents: Any) -> Any:
-        # some primitives reject a tangent that is not needed, even if it is zero
-        perturbed = [
-            i
-            for i, tangent in enumerate(tangents)
-            if i >= front and type(tangent) is not SymbolicZero
-        ]
         run = clean or rewritten_equation()
-
-        def run_perturbed(*values: Any) -> Any:
-            full = list(primals)
-            for i, x in zip(perturbed, values, strict=True):
-                full[i] = x
-            return run(*full[front:])
-
-        outs, out_tangents = jax.jvp(
-            run_perturbed,
-            [primals[i] for i in perturbed],
-            [tangents[i] for i in perturbed],
-        )
+        outs, out_tangents = ad.jvp_of_perturbed(run, primals[front:], tangents[front:])
         rest = evaluate_body(new, primals, results)[results:]
         return [*outs, *rest], [
             *out_tangents,

@@ -14,7 +14,7 @@ from lox._jax import debug_info, hijax, jaxprs, primitives
 from lox._source import Source
 
 from .equinox_primitives.expansion import expand, filtered_params
-from .rule_table import find_rule
+from .rule_table import find_rule, jaxprs_of
 
 # Where an equation is: the numbers of equations and of their jaxprs, from outside in.
 Path = tuple[int, ...]
@@ -116,10 +116,10 @@ def loops_of(jaxpr: Any) -> list[Loop]:
 
 
 def has_hidden_loops(jaxpr: Any) -> bool:
-    """Whether a linear solve of lineax has loops, which cannot be observed."""
+    """Whether a function of `eqxi.noinline` has loops, which cannot be observed."""
     return any(
-        bool(loops_of(expand(eqn)))
-        if eqn.primitive.name == "linear_solve" and filtered_params(eqn.params)
+        any(map(loops_of, jaxprs_of(eqn)))
+        if eqn.primitive.name == "noinline"
         else any(has_hidden_loops(inner) for _, inner in jaxprs_that_run(eqn))
         for eqn in jaxprs.open_jaxpr(jaxpr).eqns
     )
@@ -167,6 +167,12 @@ def is_loop(eqn: Any) -> bool:
     return eqn.primitive is primitives.scan_p or eqn.primitive is primitives.while_p
 
 
+def is_linear_solve(eqn: Any) -> bool:
+    """Whether an equation is a `lineax.linear_solve`."""
+    filtered = filtered_params(eqn.params) is not None
+    return filtered and eqn.primitive.name.startswith("linear_solve")
+
+
 _SOLVE = 2  # the other jaxprs of a linear solve only describe its derivatives
 
 
@@ -175,6 +181,8 @@ def jaxprs_that_run(eqn: Any) -> list[tuple[int, Any]]:
 
     Those in which nothing can be logged, such as the kernels of Pallas, are left out.
     """
+    if is_linear_solve(eqn):
+        return [(0, expand(eqn))]
     if not jaxprs.has_jaxprs(eqn.params) or find_rule(eqn) is None:
         return []
     found = list(enumerate(jaxprs.jaxprs_in(eqn.params)))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._jax import (
+    ad,
     custom_derivatives,
     custom_vjp,
     hijax,
@@ -24,7 +25,15 @@ from lox._jax import (
 from .custom_calls import lines_in
 from .handlers import NO_STATE
 from .iteration_numbers import bind_unnumbered, evaluate_numbered
-from .loops import Loop, Output, Path, Site, find_sites
+from .loops import (
+    Loop,
+    Output,
+    Path,
+    Site,
+    find_sites,
+    is_linear_solve,
+    jaxprs_that_run,
+)
 from .rule_watches import LineRemover
 from .walk import Walk, without_events
 
@@ -140,6 +149,8 @@ class ObservedProgram:
             outs = self._custom_vjp(eqn, args, here)
         elif kind == "shard_map":
             outs = self._shard_map(eqn, args, here)
+        elif is_linear_solve(eqn):
+            outs = self._linear_solve(eqn, args, here)
         else:
             outs = tracing.bind(eqn, args, **self._changed(eqn, here))
         if target is not None:
@@ -327,6 +338,25 @@ class ObservedProgram:
         called.define(fun, fwd, called.backward)
         return list(fun(*called.checked(args)))
 
+    def _linear_solve(self, eqn: Any, args: list[Any], here: Path) -> list[Any]:
+        """A linear solve of lineax, which keeps its own derivatives."""
+        ((number, solution),) = jaxprs_that_run(eqn)
+        observed = self._rewritten(solution, (*here, number))
+
+        def solve(*args: Any) -> list[Any]:
+            return tracing.bind(eqn, args)
+
+        @jax.custom_jvp
+        def fun(*args: Any) -> list[Any]:
+            return jaxprs.evaluate(observed, args)
+
+        def jvp(primals: Any, tangents: Any) -> Any:
+            _run_only_observed(solution, observed, primals)
+            return ad.jvp_of_perturbed(solve, primals, tangents)
+
+        fun.defjvp(jvp, symbolic_zeros=True)
+        return fun(*args)
+
     def _run_rule(
         self,
         rule: Any,
@@ -356,10 +386,21 @@ class ObservedProgram:
         if found is not None:
             return ObservedProgram(self._observer, found)(rule, ins)
         outs = jaxprs.evaluate(rule, ins)
-        jaxpr, consts = partial_eval.only_effects(jaxprs.close(observed))
-        only_observed = Walk(LineRemover(lines_in(function), anchors=True))
-        only_observed(jaxprs.close(jaxpr), [*consts, *args], NO_STATE)
+        _run_only_observed(function, observed, args)
         return outs
+
+
+def _run_only_observed(function: Any, observed: Any, args: Sequence[Any]) -> None:
+    """Evaluates a function only for the events that observing it has added.
+
+    Args:
+        function: the function.
+        observed: the function with its observed loops.
+        args: its inputs.
+    """
+    jaxpr, consts = partial_eval.only_effects(jaxprs.close(observed))
+    only_observed = Walk(LineRemover(lines_in(function), anchors=True))
+    only_observed(jaxprs.close(jaxpr), [*consts, *args], NO_STATE)
 
 
 def _prefixes(paths: Iterable[Path]) -> set[Path]:

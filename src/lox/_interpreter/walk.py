@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
-from lox._events.primitive import log_p
+from lox._events.primitive import check, log_p
 from lox._jax import jaxprs, tracing
 
 from .contents import (
@@ -26,7 +26,7 @@ from .contents import (
     indices_with_events,
     jaxpr_has_hidden_rules,
 )
-from .handlers import NO_STATE, Handler, Remover, State
+from .handlers import NO_STATE, Collector, Handler, Remover, State
 from .joining import join
 from .rows import Record
 from .rule_table import (
@@ -102,6 +102,8 @@ class Walk:
                 if eqn.primitive is log_p:
                     event = eqn.params["event"]
                     if self.handler.wants(event):
+                        if isinstance(self.handler, Collector):
+                            check(event)
                         record, state = self.handler.receive(event, ins, state)
                         if record:
                             records.append(record)
@@ -124,6 +126,10 @@ class Walk:
             for atom in last_use.get(i, ()):
                 env.pop(atom, None)
         return [read(atom) for atom in jaxpr.outvars], join(records), state
+
+    def for_derivative_rules(self) -> "Walk":
+        """The traversal of the derivative rules of a function."""
+        return Walk(self.handler.for_derivative_rules())
 
     def _removes_all(self, jaxpr: Any) -> bool:
         return isinstance(self.handler, Remover) and all(

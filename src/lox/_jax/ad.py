@@ -1,5 +1,6 @@
 """Tangents and cotangents in JAX's own rules."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,3 +37,24 @@ def instantiated(x: Any) -> Any:
     """
     is_zero = type(x) in (ad.Zero, SymbolicZero)
     return array_types.zeros_of_aval(x.aval) if is_zero else x
+
+
+def jvp_of_perturbed(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """`jax.jvp` in a rule with symbolic zeros, with respect to perturbed inputs only.
+
+    Some primitives reject a tangent that is not needed, even if it is zero.
+    """
+    perturbed = [i for i, x in enumerate(tangents) if type(x) is not SymbolicZero]
+
+    def run(*values: Any) -> Any:
+        full = list(primals)
+        for i, x in zip(perturbed, values, strict=True):
+            full[i] = x
+        return fun(*full)
+
+    outs, out_tangents = jax.jvp(
+        run, [primals[i] for i in perturbed], [tangents[i] for i in perturbed]
+    )
+    return outs, out_tangents

@@ -240,10 +240,10 @@ class _Options:
         chosen = selected if iterations else set()
         if iterations and self._loops is None and has_hidden_loops(closed):
             warn(
-                "`lox.observe` does not log the loops inside of "
-                "`lineax.linear_solve`, which are not part of the traced program. "
-                "To log them, put `lox.log` into the linear operator; to observe only "
-                "the other loops, name them by `loops=`."
+                "`lox.observe` does not log the loops in functions of `eqxi.noinline`, "
+                "which are not part of the traced program. To log them, put `lox.log` "
+                "into the function; to observe only the other loops, name them by "
+                "`loops=`."
             )
         elif not chosen and not outputs:
             warn(

@@ -171,7 +171,7 @@ class Logger:
         if not (self._accepts_typed_keys and is_outermost()):
             checked = with_key_data(checked)
         if not is_outermost():
-            send(self._runs, (words, checked), WriteSink, axes)
+            send(self._runs, (words, checked), WriteSink, axes, checked)
             return
         local = local_logs(checked, f"`{name}.log`")
         send(self._runs, (words, local.own), WriteSink)

@@ -5,42 +5,45 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lox._errors import UnsupportedPrimitiveError
+import jax
+
 from lox._events.event import Event
-from lox._interpreter.contents import cotangents_of
+from lox._events.primitive import log_p
+from lox._interpreter.contents import cotangents_of, events_inside
 from lox._interpreter.handlers import Handler, State
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.patches.rewriter import AllEventsRewriter
 from lox._interpreter.rows import Record
 from lox._interpreter.rule_table import Result, find_rule
-from lox._interpreter.walk import Walk
+from lox._interpreter.rule_watches import Line, lines_of
+from lox._interpreter.walk import Walk, as_array, cached
 from lox._jax import hijax, jaxprs, primitives
 
 from .counters import counters_of
-from .lane_primitives import active_state, refuse_different_starts
+from .deciding_inputs import deciding_inputs
+from .lane_primitives import (
+    active_state,
+    refuse_different_starts,
+    refuse_different_steps,
+)
 
 # Evaluates a closed jaxpr with these arguments, of which some have per-lane values.
 Evaluate = Callable[[Any, Sequence[Any], dict[int, Any]], list[Any]]
 
-_KINDS = frozenset(
-    {
-        "jit",
-        "pjit",
-        "closed_call",
-        "remat2",
-        "checkpoint",
-        hijax.CHECKPOINT,
-        "scan",
-        "custom_jvp_call",
-        "custom_vjp_call",
-        hijax.CUSTOM_VJP,
-    }
+_CUSTOM_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", hijax.CUSTOM_VJP})
+_CALLS = frozenset(
+    {"jit", "pjit", "closed_call", "remat2", "checkpoint", hijax.CHECKPOINT, "scan"}
 )
 
 
 def passes_values(eqn: Any) -> bool:
     """Whether `bind_with_values` supports an equation."""
-    return hijax.kind_of(eqn) in _KINDS
+    return hijax.kind_of(eqn) in _CALLS or is_custom_function(eqn)
+
+
+def is_custom_function(eqn: Any) -> bool:
+    """Whether an equation calls a function with custom derivatives."""
+    return hijax.kind_of(eqn) in _CUSTOM_FUNCTIONS
 
 
 def bind_with_values(
@@ -60,16 +63,103 @@ def bind_with_values(
     return rule(_ValuePassing(eqn, list(per_lane), evaluate), eqn, args, state)[0]
 
 
-class _Unreached(AllEventsRewriter):
-    """The handler of `_ValuePassing`, which does not evaluate derivative rules."""
+def pass_constants(
+    eqn: Any, args: list[Any], per_lane: dict[int, Any], evaluate: Evaluate
+) -> tuple[Any, list[Any], dict[int, Any]]:
+    """Passes the per-lane values of constants to the loops inside a loop or branch.
+
+    Args:
+        eqn, args, per_lane, evaluate: as in `bind_with_values`.
+
+    Returns:
+        The equation with additional constants, its inputs, and the remaining per-lane
+        values.
+    """
+    first, end = _constants(eqn)
+    indices = sorted(
+        i for i in deciding_inputs(eqn) & per_lane.keys() if first <= i < end
+    )
+    if not indices:
+        return eqn, args, per_lane
+    count = len(indices)
+    values = [per_lane[i] for i in indices]
+    avals = tuple(map(jax.typeof, values))
+
+    def changed(jaxpr: Any) -> Any:
+        def fun(*args: Any) -> list[Any]:
+            inside = {i - first: x for i, x in zip(indices, args, strict=False)}
+            return evaluate(jaxpr, args[count:], inside)
+
+        def make() -> Any:
+            return jaxprs.trace(fun, [*avals, *jaxpr.in_avals], jaxpr)[0]
+
+        return cached(jaxpr, ("per-lane constants", *indices, *avals), make)
+
+    params = dict(eqn.params)
+    if eqn.primitive is primitives.cond_p:
+        params["branches"] = tuple(map(changed, params["branches"]))
+    elif eqn.primitive is primitives.while_p:
+        params["body_jaxpr"] = changed(params["body_jaxpr"])
+        params["body_nconsts"] += count
+    else:
+        body = params["jaxpr"]
+        consts, carry, xs = primitives.scan_sizes(params, len(args))
+        ys = len(body.out_avals) - carry
+        params["jaxpr"] = changed(body)
+        params.update(primitives.scan_params(params, consts + count, carry, xs, ys))
+
+    def extended(inputs: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+        return [*inputs[:first], *more, *inputs[first:]]
+
+    invars = extended(eqn.invars, [eqn.invars[i] for i in indices])
+    rest = {
+        i if i < first else i + count: x
+        for i, x in per_lane.items()
+        if i not in indices
+    }
+    return eqn.replace(invars=invars, params=params), extended(args, values), rest
+
+
+def _constants(eqn: Any) -> tuple[int, int]:
+    """Where the constants begin and end among the inputs of a loop or branch.
+
+    Those of a loop's condition are not included.
+    """
+    if eqn.primitive is primitives.cond_p:
+        return 1, len(eqn.invars)
+    if eqn.primitive is primitives.while_p:
+        first = eqn.params["cond_nconsts"]
+        return first, first + eqn.params["body_nconsts"]
+    if eqn.primitive is primitives.scan_p:
+        return 0, primitives.scan_sizes(eqn.params, len(eqn.invars))[0]
+    return 0, 0
+
+
+class _Rules(AllEventsRewriter):
+    """The handler of `_ValuePassing`: refuses the events of backward rules.
+
+    They are in the backward pass of a loop with different starts, unless all lanes have
+    the same per-lane values, which are the context.
+
+    Args:
+        lines: the lines of the function itself. Events of these lines are recomputation
+            in its backward rule; JAX's rule is wrapped to remove them.
+    """
+
+    rules_need_state = True
+
+    def __init__(self, lines: frozenset[Line] = frozenset()) -> None:
+        self._lines = lines
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        raise UnsupportedPrimitiveError(
-            f"{event.call.description}, is in the derivative rule of a custom function "
-            "that gets a loop counter which Equinox has merged over lanes, so that the "
-            "lanes that log it are not known. Use the transformation inside "
-            "`jax.vmap`, or log outside of the function."
-        )
+        first, *rest = operands
+        if not lines_of([event]) <= self._lines:
+            for start in context:
+                first = refuse_different_starts(as_array(first), start, event)
+        log_p.bind(first, *rest, event=event)
+
+    def for_backward_rules(self, lines: frozenset[Line] = frozenset()) -> Handler:
+        return _Rules(self._lines | lines)
 
 
 class _StepMasker(EventMasker):
@@ -90,22 +180,28 @@ class _BackwardRules(EventMasker):
 
 
 class _ValuePassing(Walk):
-    """A traversal whose context is a list of per-lane values."""
+    """A traversal whose context is a list of per-lane values.
+
+    Args:
+        eqn: the equation.
+        indices: the inputs of the traversed jaxpr that have these values.
+        evaluate: evaluates the jaxprs inside.
+    """
 
     def __init__(self, eqn: Any, indices: list[int], evaluate: Evaluate) -> None:
-        super().__init__(_Unreached())
+        super().__init__(_Rules())
         self._eqn = eqn
         self._indices = indices
         self._evaluate = evaluate
 
+    def for_derivative_rules(self) -> Walk:
+        # the rules do not get the constants
+        consts = self._eqn.params.get("num_consts", 0)
+        indices = [i - consts for i in self._indices]
+        return _ValuePassing(self._eqn, indices, self._evaluate)
+
     def __call__(self, closed: Any, args: Sequence[Any], state: State) -> Result:
-        indices = self._indices
-        if state.context is None:  # a backward rule, which has other inputs
-            return jaxprs.evaluate(closed, args), Record(), state
-        if len(closed.in_avals) < len(self._eqn.invars):  # a derivative rule
-            consts = self._eqn.params.get("num_consts", 0)
-            indices = [i - consts for i in indices]
-        pairs = zip(indices, state.context, strict=True)
+        pairs = zip(self._indices, state.context, strict=True)
         per_lane = {i: x for i, x in pairs if i >= 0}
         if self._eqn.primitive is not primitives.scan_p:
             return self._evaluate(closed, args, per_lane), Record(), state
@@ -122,12 +218,26 @@ class _ValuePassing(Walk):
         # `kind="bounded"` nests scans of checkpoints: their steps are not masked here
         if any(map(hijax.is_checkpoint_eqn, closed.jaxpr.eqns)):
             return None
-        for event in cotangents_of(closed):
-            per_lane = {
-                i: refuse_different_starts(x, x, event) for i, x in per_lane.items()
-            }
         counters = counters_of(self._eqn)
-        reached = [args[i] >= start for i, start in per_lane.items() if i in counters]
+        starts = {i: x for i, x in per_lane.items() if i in counters}
+        for event in cotangents_of(closed):
+            starts = {
+                i: refuse_different_starts(x, x, event) for i, x in starts.items()
+            }
+        for event in _events_of_every_step(closed):
+            starts = {i: refuse_different_steps(x, x, event) for i, x in starts.items()}
+        reached = [args[i] >= start for i, start in starts.items()]
         return (
             active_state(functools.reduce(operator.and_, reached)) if reached else None
         )
+
+
+def _events_of_every_step(closed: Any) -> list[Event]:
+    """The events of a scan's body that are not in a branch."""
+    found: list[Event] = []
+    for eqn in closed.jaxpr.eqns:
+        if eqn.primitive is log_p:
+            found.append(eqn.params["event"])
+        elif eqn.primitive is not primitives.cond_p:
+            found += events_inside(eqn)
+    return [event for event in found if event.call.keys]

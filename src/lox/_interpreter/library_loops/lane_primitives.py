@@ -114,3 +114,41 @@ def refuse_lanes(x: Any, values: Sequence[Any], event: Event) -> Any:
         "loop."
     )
     return same_in_lanes_p.bind(x, *values, problem=problem)
+
+
+def refuse_merged_carry(x: Any, value: Any, event: Event) -> Any:
+    """Returns `x`; the value must be the same in all lanes.
+
+    Args:
+        x: any value.
+        value: the carry of a loop, or the constant of its condition, that decides, in
+            each lane, which steps or branches log.
+        event: logged inside.
+    """
+    problem = (
+        f"{event.call.description}, is in a loop or branch that depends on a carry of "
+        "the loop around it, or on a constant of the loop's condition, which Equinox "
+        "has merged over the lanes of `jax.vmap`, so "
+        "that the lanes that log it are not known. Use `jax.lax.map` instead of "
+        "`jax.vmap`, or log outside of the loop."
+    )
+    return same_in_lanes_p.bind(x, value, problem=problem)
+
+
+def refuse_different_steps(x: Any, start: Any, event: Event) -> Any:
+    """Returns `x`; the start of a loop's counter must be the same in all lanes.
+
+    Args:
+        x: any value.
+        start: the start in each lane.
+        event: logged by each step of the loop, even if the loop has ended.
+    """
+    problem = (
+        f"{event.call.description}, is logged by each step of a loop of Equinox "
+        '(`kind="bounded"`) that may start earlier in a lane of `jax.vmap` because '
+        "another lane needs it. The lane then has other steps than without the others. "
+        'Use `jax.lax.map` instead of `jax.vmap`, `kind="lax"` or '
+        '`kind="checkpointed"` (`scan_kind` of the solvers of diffrax), or log in the '
+        "body of the loop."
+    )
+    return same_in_lanes_p.bind(x, start, problem=problem)

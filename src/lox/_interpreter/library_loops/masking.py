@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from lox._events.event import Event
 from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.rule_table import before_walk
@@ -16,13 +17,15 @@ from lox._jax import jaxprs, primitives, tracing
 
 from .backward_loops import predicates_of_backward_loop
 from .counters import counters_of
-from .inner_calls import bind_with_values, passes_values
+from .deciding_inputs import deciding_inputs, own_deciding_inputs, starts_of_counters
+from .inner_calls import bind_with_values, pass_constants, passes_values
 from .lane_primitives import (
     across_lanes_p,
     active_state,
     merges_lanes,
     refuse_different_starts,
     refuse_lanes,
+    refuse_merged_carry,
 )
 from .merged_values import (
     events_of_backward_pass,
@@ -101,11 +104,8 @@ def _evaluate_both(
                     for i, atom in enumerate(eqn.invars)
                     if may_decide(atom) and has_per_lane(atom)
                 }
-                starts = [i for i in counters_of(eqn) if i in values] if values else []
-                for event in events_of_backward_pass(eqn, jaxpr) if starts else ():
-                    for i in starts:
-                        x = as_array(ins[i])
-                        ins[i] = refuse_different_starts(x, values[i], event)
+                backward = events_of_backward_pass(eqn, jaxpr)
+                ins = _with_same_starts(eqn, ins, values, backward)
                 outs = (
                     _bind_with_masks(eqn, ins, values)
                     if may_log_inside(eqn)
@@ -115,6 +115,24 @@ def _evaluate_both(
                 outs = tracing.bind(eqn, ins)
         env.update(zip(eqn.outvars, outs, strict=True))
     return list(map(read, jaxpr.outvars)), list(map(read_per_lane, jaxpr.outvars))
+
+
+def _with_same_starts(
+    eqn: Any, args: Sequence[Any], per_lane: dict[int, Any], events: Sequence[Event]
+) -> list[Any]:
+    """Refuses loops that start earlier in some lanes, if their backward pass logs.
+
+    Args:
+        eqn: the equation.
+        args: its inputs.
+        per_lane: the per-lane values of merged inputs, by their indices.
+        events: the events of its backward pass.
+    """
+    args = list(args)
+    for i in starts_of_counters(eqn) & per_lane.keys() if events else ():
+        for event in events:
+            args[i] = refuse_different_starts(as_array(args[i]), per_lane[i], event)
+    return args
 
 
 def _bind_both(
@@ -140,6 +158,8 @@ def _bind_with_masks(eqn: Any, args: list[Any], per_lane: dict[int, Any]) -> lis
         args: its inputs.
         per_lane: the per-lane values of merged inputs, by their indices.
     """
+    eqn, args, per_lane = pass_constants(eqn, args, per_lane, _evaluate)
+    args = _without_merged_carries(eqn, args, per_lane)
     if is_merging_loop(eqn) or (per_lane and eqn.primitive is primitives.while_p):
         return _bind_loop(eqn, args, per_lane)
     if is_backward_loop(eqn):
@@ -151,6 +171,26 @@ def _bind_with_masks(eqn: Any, args: list[Any], per_lane: dict[int, Any]) -> lis
     if per_lane and passes_values(eqn):
         return bind_with_values(eqn, args, per_lane, _evaluate)
     return tracing.bind(eqn, args)
+
+
+def _without_merged_carries(
+    eqn: Any, args: Sequence[Any], per_lane: dict[int, Any]
+) -> list[Any]:
+    """Refuses lanes whose steps or branches inside a loop depend on merged carries.
+
+    A counter is a carry whose per-lane value is known in each iteration; that of
+    another carry is only known in the first.
+    """
+    args = list(args)
+    if per_lane and eqn.primitive in (primitives.scan_p, primitives.while_p):
+        merged = deciding_inputs(eqn).difference(own_deciding_inputs(eqn))
+        # nor is the predicate of each lane, if it depends on a merged constant
+        merged |= set(range(eqn.params.get("cond_nconsts", 0)))
+        logged = [event for event in events_inside(eqn) if event.call.keys]
+        for i in merged & per_lane.keys():
+            for event in logged:
+                args[i] = refuse_merged_carry(as_array(args[i]), per_lane[i], event)
+    return args
 
 
 # --- branches ----------------------------------------------------------------

@@ -7,14 +7,18 @@ from lox._events.event import Event
 from lox._interpreter.contents import (
     cotangents_inside,
     equation_has_hidden_rules,
+    equations_with_events,
     events_inside,
     events_of,
+    jaxpr_has_hidden_rules,
     may_log,
 )
 from lox._interpreter.walk import cached
 from lox._jax import debug_info, jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
+from .deciding_inputs import is_elementary, starts_of_counters
+from .inner_calls import is_custom_function, passes_values
 from .lane_primitives import merges_lanes
 
 
@@ -23,8 +27,25 @@ def may_log_inside(eqn: Any) -> bool:
     if events_inside(eqn) or cotangents_inside(eqn):
         return True
     # `while` loops have no reverse mode, others do: their derivative rules may log
-    reversible = (primitives.cond_p, primitives.scan_p)
-    return eqn.primitive in reversible and equation_has_hidden_rules(eqn)
+    if eqn.primitive in (primitives.cond_p, primitives.scan_p):
+        return equation_has_hidden_rules(eqn)
+    return _calls_loops_with_rules(eqn)
+
+
+def _calls_loops_with_rules(eqn: Any) -> bool:
+    """Whether an equation calls a loop with derivative rules, which may log.
+
+    A loop of Equinox that supports reverse mode is a custom function, and its rule
+    differentiates the body, with the custom functions there.
+    """
+    inside = list(jaxprs.jaxprs_of(eqn)) if passes_values(eqn) else []
+    if is_custom_function(eqn):
+        return any(map(jaxpr_has_hidden_rules, inside))
+    return any(
+        may_log_inside(inner)
+        for jaxpr in inside
+        for inner in equations_with_events(jaxpr)
+    )
 
 
 def needs_masks(jaxpr: Any) -> bool:
@@ -53,13 +74,13 @@ def is_backward_loop(eqn: Any) -> bool:
 
 
 def events_of_backward_pass(eqn: Any, jaxpr: Any) -> list[Event]:
-    """The events that the backward pass of a loop may log, which is in the same jaxpr.
+    """The events that the backward pass of loops may log, which is in the same jaxpr.
 
     Args:
-        eqn: the loop.
+        eqn: a loop, or an equation that passes the starts of counters to loops inside.
         jaxpr: the jaxpr that it is in.
     """
-    if eqn.primitive not in _LOOPS or debug_info.is_backward(eqn):
+    if not starts_of_counters(eqn) or debug_info.is_backward(eqn):
         return []
     lines = {event.call.source for event in events_of(jaxpr)}
     found = [event for event in cotangents_inside(eqn) if event.call.source in lines]
@@ -69,18 +90,26 @@ def events_of_backward_pass(eqn: Any, jaxpr: Any) -> list[Event]:
 _LOOPS = (primitives.while_p, primitives.scan_p)
 
 
-def _events_of_backward_loops(jaxpr: Any) -> list[Event]:
+def _events_of_backward_loops(jaxpr: Any, backward: bool = False) -> list[Event]:
+    """The events in the loops of a backward pass.
+
+    Args:
+        jaxpr: the jaxpr.
+        backward: whether it is part of a backward pass.
+    """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
 
     def find() -> Iterator[Event]:
         for eqn in jaxpr.eqns:
+            here = backward or debug_info.is_backward(eqn)
             if eqn.primitive not in _LOOPS:
                 for inner in jaxprs.jaxprs_in(eqn.params):
-                    yield from _events_of_backward_loops(inner)
-            elif is_backward_loop(eqn) or debug_info.is_backward(eqn):
+                    yield from _events_of_backward_loops(inner, here)
+            elif here or is_backward_loop(eqn):
                 yield from (event for event in events_inside(eqn) if event.call.keys)
 
-    return cached(jaxpr, "events of backward loops", lambda: list(find()))
+    key = "events of backward loops", backward
+    return cached(jaxpr, key, lambda: list(find()))
 
 
 def merges_lanes_in(params: dict[str, Any]) -> bool:
@@ -125,7 +154,7 @@ def merged_variables(
         if atom not in known and atom in sources:
             eqn = sources[atom]
             # the results of a loop or a branch are per-lane values already
-            inputs = eqn.invars if _is_elementary(eqn) else ()
+            inputs = eqn.invars if is_elementary(eqn) else ()
             known[atom] = any(list(map(is_merged, inputs))) or merges_lanes(eqn)
         return known.get(atom, False)
 
@@ -141,9 +170,3 @@ def may_decide(atom: Any) -> bool:
     """Whether a variable may be a predicate or a counter."""
     kind = getattr(getattr(atom.aval, "dtype", None), "kind", "")
     return bool(kind) and kind in "biu" and not atom.aval.shape
-
-
-def _is_elementary(eqn: Any) -> bool:
-    return eqn.primitive.name in ("jit", "pjit") or not any(
-        True for _ in jaxprs.jaxprs_in(eqn.params)
-    )

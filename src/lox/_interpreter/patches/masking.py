@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lox._errors import LoxValueError, UnsupportedPrimitiveError
+from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._interpreter.device_flow import differing
@@ -30,7 +30,8 @@ class EventMasker(AllEventsRewriter):
                 "itself, or outside of it."
             )
         if not array_types.is_same_along(context, event.call.over):
-            raise LoxValueError(differing(event, "cond` or `while_loop"))
+            # not an error if `nolog` removes it
+            event = event.with_layout(problem=differing(event, "cond` or `while_loop"))
         parts = event.split(operands)
         axes = event.layout.lanes + event.layout.elements
         shape = jnp.shape(parts.values[0][0])[:axes]

@@ -25,7 +25,7 @@ from lox._jax.primitives import (
     while_p,
 )
 
-from . import batched_scan, batched_while, differing_devices
+from . import batched_scan, batched_while, differing_devices, ordered_in_shard_map
 from .batched_cond import batch_cond
 from .missing import (
     Needs,
@@ -174,6 +174,13 @@ patches.add(
         instead="log with `over` outside of branches and loops",
         install=differing_devices.install,
         refuse=differing_devices.refuse,
+    ),
+    Patch(
+        "the lowering rule of `shard_map`, for events in program order",
+        without="XLA aborts if they are in a `shard_map` inside of another one",
+        instead="log outside of `shard_map`",
+        install=ordered_in_shard_map.install,
+        refuse=ordered_in_shard_map.refuse,
     ),
     Patch(
         "the effects of high-level primitives",

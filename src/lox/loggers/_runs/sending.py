@@ -1,6 +1,6 @@
 """Sends payloads from a program, or from the host, to the runs of a logger."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ def send(
     payload: Any,
     make_sink: Callable[[OpenRuns, int], RunSink],
     over: tuple[str, ...] = (),
+    names: Iterable[str] = (),
 ) -> None:
     """Sends a payload to a sink, immediately or when the traced program runs.
 
@@ -35,12 +36,13 @@ def send(
         payload: a pytree of arrays.
         make_sink: creates the sink, given the runs and the number of devices that send.
         over: the mesh axes along which the devices send as one.
+        names: the user's names of the values, for messages.
     """
     sink = make_sink(runs, array_types.shard_map_devices())
     if is_outermost():
         _send_from_host(runs, payload, sink)
         return
-    send_payload(payload, sink, "the logger", over, sink.names_devices)
+    send_payload(payload, sink, "the logger", over, sink.names_devices, names)
 
 
 def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
