@@ -112,6 +112,8 @@ KILLED = """
     import os, signal, sys
     import lox.cli, trackio
     from trackio.run import Run
+    from trackio.sqlite_storage import SQLiteStorage
+    from tests.waiting import wait_until
 
     log, calls = Run.log, []
 
@@ -119,6 +121,8 @@ KILLED = """
         calls.append(arguments)
         if len(calls) == 30:
             run._flush_queues_inline()  # as its thread does from time to time
+            count = SQLiteStorage.get_log_count
+            wait_until(lambda: count(run.project, run_id=run.id) == 29)
             os.kill(os.getpid(), signal.SIGKILL)
         log(run, *arguments)
 
