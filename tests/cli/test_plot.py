@@ -95,6 +95,19 @@ def test_plot_smooths_each_run(capsys, store):
     assert "each run smoothed, 0.5" in text
 
 
+def test_smoothing_averages_the_rows_of_each_lane_that_rows_name():
+    values = np.array([0.0, 100.0, 1.0, 1000.0, 101.0, 3.0, np.nan, 102.0])
+    lanes = np.array([0, 1, 0, 0, 1, 0, 0, 1])
+    processes = np.array([0, 0, 0, 1, 0, 0, 0, 0])
+    info = KeyInfo(True, 0, (0,), ())
+    steps = {"lane": lanes, "process": processes}
+    result = smoothed(Key(values, steps, None, info), 0.5).value
+    for lane, process in ((0, 0), (1, 0), (0, 1)):
+        rows = (lanes == lane) & (processes == process)
+        alone = smoothed(Key(values[rows], {}, None, info), 0.5).value
+        np.testing.assert_array_equal(result[rows], alone)
+
+
 def test_smoothing_skips_missing_and_nonfinite_rows():
     values = np.array([[1.0, np.nan], [np.nan, 2.0], [3.0, 4.0]])
     mask = np.array([[True, False], [True, True], [True, True]])

@@ -302,9 +302,23 @@ def test_rows_that_name_their_lane_are_curves_of_their_own(tmp_path):
     rows = lox.logdict({"y": np.arange(6.0)}, {**steps, **lanes}, stacked=True)
     write_run(tmp_path, "r", rows)
     data = chart(StoreSource(tmp_path), Request("y"))
-    assert data["lanes"]["numbers"] == [0, 1]
+    assert data["lanes"]["names"] == ["lane 0", "lane 1"]
     assert data["lanes"]["first"].tolist() == [[0, 2, 4], [1, 3, 5]]
     assert data["groups"][0]["n"].tolist() == [2, 2, 2]
+
+
+def test_last_value_is_that_of_the_last_event_of_all_segments(tmp_path):
+    rows = [logs([0], x=[1.0]), logs([1], x=[2.0], y=[2.0]), logs([2], x=[3.0])]
+    write_run(tmp_path, "r", rows)
+    found = StoreSource(tmp_path).runs[0].description["last"]
+    assert found == {"x": 3.0, "y": 2.0} == dict(lox.runs(tmp_path)[0].last)
+
+
+def test_last_value_leaves_out_lanes_that_did_not_log(tmp_path):
+    fun = jax.vmap(lambda x: lox.log({"x": x, "y": x}, when=x > 1))
+    lox.save(lox.spool(fun)(jnp.array([1.0, 5.0, 9.0]))[1], tmp_path / "r")
+    found = StoreSource(tmp_path).runs[0].description["last"]
+    assert found == {"x": 7.0, "y": 7.0}
 
 
 def test_vmapped_logs_of_one_run_are_curves_of_their_own(tmp_path):

@@ -1,5 +1,7 @@
 """The numbers of a chart are those of `logs.over_lanes`."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,3 +125,48 @@ def test_intervals_of_long_curves_are_some_of_those_of_over_lanes(
                 assert np.abs(known - limit).min() < 1e-9 * abs(limit)
             else:
                 assert np.isnan(limit)
+
+
+def test_equal_lanes_of_different_processes_are_curves_of_their_own(tmp_path):
+    for process, where in enumerate(("run", "run/process-1")):
+        for step in range(2):
+            for lane in (0, 1, -1):
+                value = 100.0 * process + 10 * lane + step
+                steps = {"step": {"x": step}, "lane": {"x": lane}}
+                lox.save(lox.logdict({"x": value}, steps), tmp_path / where)
+    data = chart(StoreSource(tmp_path), Request("x"))
+    found = lox.runs(tmp_path).load("x").over_lanes("mean", "count")
+    assert data["lanes"]["names"] == [
+        f"{lane} of process {process}"
+        for lane in ("lane 0", "lane 1", "no lane")
+        for process in range(2)
+    ]
+    assert data["lanes"]["first"].tolist() == [
+        [0, 1],
+        [100, 101],
+        [10, 11],
+        [110, 111],
+        [-10, -9],
+        [90, 91],
+    ]
+    (group,) = data["groups"]
+    assert group["n"].tolist() == found["x/count"].tolist() == [6, 6]
+    assert group["first"].tolist() == found["x/mean"].tolist()
+
+
+def test_rows_without_steps_are_counted_per_lane(tmp_path):
+    lanes = {"lane": {"x": np.array([0, 1, 0, 1, 0])}}
+    rows = lox.logdict({"x": np.arange(5.0)}, lanes, stacked=True)
+    lox.save(rows, tmp_path / "named" / "run")
+    fun = jax.vmap(lambda x: [lox.log({"x": x + i}, when=x != i) for i in range(3)])
+    masked = lox.spool(fun)(jnp.array([0.0, 1.0, 10.0]))[1]
+    lox.save(masked, tmp_path / "masked" / "run")
+    for name, count in (("named", [2, 2, 1]), ("masked", [3, 3, 1])):
+        found = lox.runs(tmp_path / name).load("x").over_lanes("mean", "count")
+        source = StoreSource(tmp_path / name)
+        (group,) = chart(source, Request("x"))["groups"]
+        assert group["n"].tolist() == found["x/count"].tolist() == count
+        np.testing.assert_allclose(group["first"], found["x/mean"], rtol=1e-6)
+        # what is added to a chart, too
+        (group,) = chart(source, Request("x", after=1.0, width=0))["groups"]
+        assert group["n"].tolist() == count[1:]

@@ -67,6 +67,13 @@ def test_report_of_a_url_is_that_of_the_directory(tmp_path, protocol):
     assert "lr0.01-seed1" in lox.page(url)._repr_html_()
 
 
+def test_server_that_cannot_listen_leaves_no_copy(tmp_path):
+    write_seeds(tmp_path / "runs", seeds=1, rows=3)
+    url = url_of(tmp_path / "runs", "memory", tmp_path)
+    with pytest.raises(lox.LoxValueError, match="cannot listen .*`--port`"):
+        PageServer(url, port=70_000)
+
+
 def test_single_run_at_a_url_is_shown(tmp_path):
     write_seeds(tmp_path / "runs", seeds=2, rows=10)
     url = url_of(tmp_path / "runs", "memory", tmp_path)

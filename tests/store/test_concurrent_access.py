@@ -10,6 +10,7 @@ from jax import lax
 
 import lox
 import lox.loggers
+from lox._store import local_files
 from lox._store.creating import create_run
 from lox._store.writer import Writer
 from tests import programs
@@ -96,6 +97,55 @@ def interrupted_training(directory):
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         raise
+
+
+def test_reader_does_not_report_a_loss_if_the_writer_ends_meanwhile(
+    tmp_path, monkeypatch
+):
+    """The header says how many records there were when the file was closed."""
+    writer = Writer(create_run(tmp_path / "run", "x", None, {}))
+    row = lox.logdict({"x": np.arange(3)}, stacked=True)
+    writer.write(row)
+    read = local_files._read
+
+    def end_before_header(descriptor, start, count):
+        is_header = start == 0 and os.path.sameopenfile(descriptor, records)
+        if is_header and writer.count == 3:
+            writer.write(row)
+            writer.finish()
+            writer.close()
+        return read(descriptor, start, count)
+
+    monkeypatch.setattr(local_files, "_read", end_before_header)
+    with (writer.directory / "0000.npy").open("rb") as file:
+        records = file.fileno()
+        # a loss would be a warning, and warnings are errors
+        assert lox.load(tmp_path / "run")["x"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert writer.count == 6
+
+
+def test_reader_sees_no_row_after_one_of_a_segment_that_is_created_meanwhile(
+    tmp_path, monkeypatch
+):
+    writer = Writer(create_run(tmp_path / "run", "x", None, {}))
+    writer.write(lox.logdict({"x": 0}))
+    names_of = local_files.LocalLocation.names
+
+    def write_after_listing(location):
+        names = names_of(location)
+        if location.path == writer.directory and writer.count == 1:
+            writer.write(lox.logdict({"y": 1}))
+            writer.write(lox.logdict({"x": 2}))
+        return names
+
+    monkeypatch.setattr(local_files.LocalLocation, "names", write_after_listing)
+    run = lox.runs(tmp_path)[0]
+    assert {k: np.ravel(v).tolist() for k, v in run.load().items()} == {"x": [0]}
+    assert writer.count == 3
+    found = {k: np.ravel(v).tolist() for k, v in run.load().items()}
+    assert found == {"x": [0, 2], "y": [1]}
+    writer.finish()
+    writer.close()
 
 
 def test_ctrl_c_ends_training_and_loses_no_row(tmp_path):

@@ -238,6 +238,22 @@ def test_copy_of_a_growing_run_has_its_times(tmp_path, clock):
     assert StoreCopy(tmp_path / "store", tmp_path / "copy").update().files == 0
 
 
+def test_copy_of_times_with_a_torn_entry_is_complete(tmp_path, clock):
+    writer = Writer(create_run(tmp_path / "store" / "run", "x"))
+    for i in range(3):
+        clock.now = 10.0 * i
+        writer.write(row(i))
+    writer.finish()
+    writer.close()
+    source = tmp_path / "store" / "run" / "writer-0000" / "times"
+    complete = source.read_bytes()
+    source.write_bytes(complete + b"torn")  # the disk was full
+    assert StoreCopy(tmp_path / "store", tmp_path / "copy").update().files
+    target = tmp_path / "copy" / "run" / "writer-0000" / "times"
+    assert target.read_bytes() == complete
+    assert StoreCopy(tmp_path / "store", tmp_path / "copy").update().files == 0
+
+
 def test_replaced_run_leaves_no_times(tmp_path, clock):
     for mode in ("w", "a", "w", "a"):
         clock.now += 2

@@ -40,17 +40,31 @@ class Lane(NamedTuple):
             return found & (np.asarray(steps[PROCESS]) == self.process)
         return found & (self.process == 0)
 
+    def name(self, several: bool) -> str:
+        """What to call it; with its process, if there are several."""
+        name = "no lane" if self.number == NO_LANE else f"lane {self.number}"
+        return f"{name} of process {self.process}" if several else name
+
 
 def named_lanes(keys: Iterable[Key]) -> list[Lane]:
     """All lanes that the rows of these keys name; those with `NO_LANE` come last."""
+    return lanes_in(key.steps for key in keys)
+
+
+def lanes_in(every: Iterable[Mapping[str, Any]]) -> list[Lane]:
+    """All lanes that rows name, given their steps; those with `NO_LANE` come last."""
     found: set[Lane] = set()
-    for key in keys:
-        lane, process = key.steps.get(LANE), key.steps.get(PROCESS, 0)
+    for steps in every:
+        lane, process = steps.get(LANE), steps.get(PROCESS, 0)
         if lane is not None and not (is_tracer(lane) or is_tracer(process)):
             pairs = np.broadcast_arrays(np.asarray(lane), np.asarray(process))
             columns = np.stack([x.reshape(-1) for x in pairs])
             found |= {Lane(*pair) for pair in np.unique(columns, axis=1).T.tolist()}
     return sorted(found, key=lambda lane: (lane.number == NO_LANE, lane))
+
+
+def have_several_processes(lanes: Iterable[Lane]) -> bool:
+    return len({lane.process for lane in lanes}) > 1
 
 
 def rows_of_lane(key: Key, lane: Lane) -> Key | None:

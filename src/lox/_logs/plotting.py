@@ -16,7 +16,7 @@ from .columns import Column, columns_of
 from .exports import require
 from .lane_points import align_lanes
 from .lane_statistics import STATISTICS, Sample
-from .lane_step import LANE, NO_LANE, named_lanes
+from .lane_step import LANE, have_several_processes, named_lanes
 from .over_lanes import nonfinite_lanes, samples_of
 from .thinning import Thinning
 
@@ -284,13 +284,11 @@ def _curves(column: Column, x: str | None) -> tuple[str, dict[str, Any]]:
     # rows that name their lane
     ((across, values),) = curves.values()
     lanes = named_lanes([column.of])
-    several = len({lane.process for lane in lanes}) > 1
+    several = have_several_processes(lanes)
     found = {}
     for lane in lanes:
         rows = lane.is_of(column.of.steps).reshape(-1)
-        name = "no lane" if lane.number == NO_LANE else f"lane {lane.number}"
-        name += f" of process {lane.process}" if several else ""
-        found[name] = across[rows], values[rows]
+        found[lane.name(several)] = across[rows], values[rows]
     return label, found
 
 

@@ -74,7 +74,7 @@ class Lane(NamedTuple):
     """The rows of one lane of one run, in ascending order of `x`."""
 
     run: int
-    number: int | None
+    name: str | None
     x: Array
     values: Array
 
@@ -181,8 +181,8 @@ def _lanes(
 
 def _rows(
     source: StoreSource, run: RunSource, signal: Signal, request: Request
-) -> tuple[str, list[tuple[int | None, Array, Array]]]:
-    """The name of the x-axis; and for each lane its number, `x` and values."""
+) -> tuple[str, list[tuple[str | None, Array, Array]]]:
+    """The name of the x-axis; and for each lane its name, `x` and values."""
     axis, across = request.x, None
     if axis.startswith(KEY):
         other = run.signals.get(axis.removeprefix(KEY))
@@ -366,7 +366,7 @@ class _Table:
         at = np.nonzero(self._bad)
         return {
             "runs": [lane.run for lane in self._lanes],
-            "numbers": [lane.number for lane in self._lanes],
+            "names": [lane.name for lane in self._lanes],
             "first": first,
             "second": None if second is first else second,
             "bad": np.array([*at, self._bad[at]], np.uint32),

@@ -181,7 +181,7 @@ def thinned(data: dict[str, Any], share: float) -> list[int]:
     data["omitted"] = count - len(kept)
     data["lanes"] = {
         "runs": [lanes["runs"][i] for i in kept],
-        "numbers": [lanes["numbers"][i] for i in kept],
+        "names": [lanes["names"][i] for i in kept],
         "first": lanes["first"][kept],
         "second": None if lanes["second"] is None else lanes["second"][kept],
         "bad": lanes["bad"][:, np.isin(lanes["bad"][0], kept)],

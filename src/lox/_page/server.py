@@ -127,9 +127,10 @@ class PageServer(http.server.ThreadingHTTPServer):
         try:
             super().__init__((self.host, port), _Handler)
         except (OSError, OverflowError) as error:
+            self.source.close()
             raise LoxValueError(
-                f"cannot listen at {host}, port {port}: {error}. Pass another `port`, "
-                "or 0 for one that is free."
+                f"cannot listen at {host}, port {port}: {error}. Pass another "
+                "`port` (`--port` of the command), or 0 for one that is free."
             ) from error
         self.source.follow()
 

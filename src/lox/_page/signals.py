@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lox._errors import StoreError
-from lox._logs.lane_step import LANE, NO_LANE, PROCESS
+from lox._logs.lane_step import (
+    LANE,
+    NO_LANE,
+    PROCESS,
+    have_several_processes,
+    lanes_in,
+)
 from lox._store.joining import KeyPart
 from lox._store.schema import Column, KeySchema
 from lox._store.segments import Segment, WrittenSegments
@@ -104,9 +110,15 @@ class Signal:
 
 
 class Rows(NamedTuple):
-    """Rows of one lane, in the order in which they were logged."""
+    """Rows of one lane, in the order in which they were logged.
 
-    lane: int | None
+    Attributes:
+        lane: the name of the lane; None if there is only one.
+        x: their positions on the x-axis.
+        values: their values.
+    """
+
+    lane: str | None
     x: Array
     values: Array
 
@@ -195,7 +207,11 @@ def read_rows(
         after: only rows with at least this `x` are needed. More may be returned.
     """
     firsts = [0] * len(leaves)
-    if across is None and after is not None and _are_in_order(leaves):
+    counts_rows = x is None and across is None
+    # of each lane, only those that it has logged, as `logs.over_lanes` does
+    counts_by_lane = counts_rows and any(map(_has_own_rows, leaves))
+    can_skip = across is None and not counts_by_lane and _are_in_order(leaves)
+    if after is not None and can_skip:
         firsts = _first_needed(leaves, x, after)
     parts = [
         _read_part(leaf, x, first) for leaf, first in zip(leaves, firsts, strict=True)
@@ -206,8 +222,8 @@ def read_rows(
             part._replace(x=other.reshape(other.shape[0], -1))
             for part, other in zip(parts, others, strict=True)
         ]
-    values, positions, mask, numbers = _joined(leaves, parts)
-    if x is None and across is None:
+    values, positions, mask, numbers, processes = _joined(leaves, parts)
+    if counts_rows:
         count = sum(leaf.segment.count for leaf in leaves)
         positions = np.arange(count - len(values), count)[:, None]
     count = values.shape[1]
@@ -215,11 +231,23 @@ def read_rows(
         mask = np.broadcast_to(mask, (len(values), count))
     positions = np.broadcast_to(positions, (len(values), count))
     if numbers is not None:
-        return _by_number(values, positions, mask, numbers)
-    return [
-        _lane(None if count == 1 else i, values[:, i], positions[:, i], mask, i)
-        for i in range(count)
-    ]
+        lanes = {LANE: numbers, PROCESS: processes}
+        found = _by_lane(values, positions, mask, lanes)
+    else:
+        names: list[str | None] = [f"lane {i}" for i in range(count)]
+        names = names if count > 1 else [None] * count
+        found = [
+            _lane(name, values[:, i], positions[:, i], mask, i)
+            for i, name in enumerate(names)
+        ]
+    if counts_by_lane:
+        found = [rows._replace(x=np.arange(len(rows.values))) for rows in found]
+    return found
+
+
+def _has_own_rows(leaf: Leaf) -> bool:
+    """Whether each lane has only some of the rows."""
+    return LANE in leaf.steps or leaf.segment.schema.mask is not None
 
 
 class _Part(NamedTuple):
@@ -227,6 +255,7 @@ class _Part(NamedTuple):
     x: Array
     mask: Array | None
     numbers: Array | None  # the lanes of rows that name them
+    processes: Array  # the processes that have logged the rows
 
 
 def _read_part(leaf: Leaf, x: str | None, first: int) -> _Part:
@@ -239,7 +268,10 @@ def _read_part(leaf: Leaf, x: str | None, first: int) -> _Part:
             positions = _times(leaf)[first:, None]
         elif x is not None:
             positions = leaf.read(*steps[x], first)
-        return _Part(values, positions, leaf.mask(first), numbers)
+        processes = np.full((len(values), 1), leaf.writer.process)
+        if PROCESS in steps:
+            processes = leaf.read(*steps[PROCESS], first)
+        return _Part(values, positions, leaf.mask(first), numbers, processes)
     except StoreError as error:
         raise StoreError(f"{leaf.segment} cannot be read: {error}.") from None
 
@@ -281,33 +313,42 @@ def _joined(leaves: Sequence[Leaf], parts: list[_Part]) -> Any:
         wide = [np.broadcast_to(a, (len(a), lanes, *a.shape[2:])) for a in filled]
         return np.concatenate(wide)[order]
 
-    numbers_of_lanes = join("numbers", NO_LANE)
-    return _Part(join("values", 0), join("x", 0), join("mask", True), numbers_of_lanes)
+    return _Part(
+        join("values", 0),
+        join("x", 0),
+        join("mask", True),
+        join("numbers", NO_LANE),
+        join("processes", 0),
+    )
 
 
-def _by_number(
-    values: Array, positions: Array, mask: Array | None, numbers: Array
+def _by_lane(
+    values: Array, positions: Array, mask: Array | None, steps: dict[str, Array]
 ) -> list[Rows]:
     """Splits rows that name their lane."""
-    lanes = values.shape[1]
-    names = np.broadcast_to(numbers, (len(values), lanes))
+    shape = values.shape[:2]
+    steps = {name: np.broadcast_to(step, shape) for name, step in steps.items()}
+    lanes = lanes_in([steps])
+    several = have_several_processes(lanes)
     found = []
-    for number in np.unique(names).tolist():
-        for i in range(lanes):
-            rows = names[:, i] == number
+    for lane in lanes:
+        is_named = several or lane.number != NO_LANE
+        name = lane.name(several) if is_named else None
+        of_lane = lane.is_of(steps)
+        for i in range(shape[1]):
+            rows = of_lane[:, i]
             if rows.any():
-                lane = None if number == NO_LANE else number
                 kept = None if mask is None else mask[rows]
-                found.append(_lane(lane, values[rows, i], positions[rows, i], kept, i))
+                found.append(_lane(name, values[rows, i], positions[rows, i], kept, i))
     return found
 
 
 def _lane(
-    number: int | None, values: Array, x: Array, mask: Array | None, i: int
+    name: str | None, values: Array, x: Array, mask: Array | None, i: int
 ) -> Rows:
     if mask is not None:
         values, x = values[mask[:, i]], x[mask[:, i]]
-    return Rows(number, x, values)
+    return Rows(name, x, values)
 
 
 def _are_in_order(leaves: Sequence[Leaf]) -> bool:

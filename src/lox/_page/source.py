@@ -6,8 +6,10 @@ import pathlib
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from lox._errors import LoxWarning, StoreError
 from lox._store.configs import flat_config
@@ -19,7 +21,7 @@ from lox._store.reader import Run, writers_of
 from .axes import CommonSteps
 from .grouping import show
 from .mirror import Mirror
-from .signals import HISTOGRAM, IMAGE, SCALAR, Signal, as_numbers, signals_of
+from .signals import HISTOGRAM, IMAGE, SCALAR, Leaf, Signal, as_numbers, signals_of
 
 _MAX_PROBLEMS = 20
 # how often the processes of running runs are looked for
@@ -68,13 +70,26 @@ class RunSource:
 
 
 def _last(signal: Signal) -> float | None:
-    """The last value of a scalar; of several lanes, their mean."""
-    leaf = signal.leaves[-1]
+    """The last value of a scalar; of several lanes, the mean of those that logged."""
     try:
-        rows = leaf.read(leaf.position, leaf.column, leaf.segment.count - 1)
+        leaf = _last_leaf(signal.leaves)
+        last = leaf.segment.count - 1
+        rows = leaf.read(leaf.position, leaf.column, last)
+        mask = leaf.mask(last)
     except StoreError:  # a chart of it says what is wrong
         return None
+    if mask is not None:
+        rows = rows[np.broadcast_to(mask, rows.shape[:2])]
     return float(as_numbers(rows.reshape(-1)).mean()) if rows.size else None
+
+
+def _last_leaf(leaves: Sequence[Leaf]) -> Leaf:
+    """The part with the row that was written last."""
+    writers = [(leaf.writer.process, leaf.writer.number) for leaf in leaves]
+    found = [x for x, at in zip(leaves, writers, strict=True) if at == max(writers)]
+    if len(found) == 1:  # the order of its events need not be read
+        return found[0]
+    return max(found, key=lambda leaf: leaf.segment.last_number())
 
 
 class Groupings:

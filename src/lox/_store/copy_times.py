@@ -28,7 +28,11 @@ class TimesCopy:
 
     def is_complete(self) -> bool:
         """Whether it has the times of a finished writer, by their size."""
-        return self._file.size == (self._file.source.size() if self._exists else -1)
+        return self._file.size == (self._end() if self._exists else -1)
+
+    def _end(self) -> int:
+        """The size of the complete entries; the last one may be torn."""
+        return self._file.source.size() // ENTRY.itemsize * ENTRY.itemsize
 
     def update(self, sent: Sent) -> None:
         """Copies what is new."""
@@ -37,7 +41,7 @@ class TimesCopy:
             if known >= 0:
                 target.remove()
             return
-        end = source.size() // ENTRY.itemsize * ENTRY.itemsize
+        end = self._end()
         if known == end:
             return
         start = 0

@@ -99,9 +99,11 @@ class LocalLocation:
         return ends.head, ends.size
 
     def ends(self, start: int, record: int) -> Ends:
-        descriptor, status = self._opened_to_read()
+        descriptor, _ = self._opened_to_read()
         try:
-            head = _read(descriptor, 0, min(start, status.st_size))
+            head = _read(descriptor, 0, start)
+            # later: the head of a growing file may tell the size when it was closed
+            status = os.fstat(descriptor)
             last = b""
             count = (status.st_size - start) // record if record else 0
             if count > 0:

@@ -179,6 +179,10 @@ class Segment:
         series = np.searchsorted(rows, at, side="right") - 1
         return numbers[series] + at - rows[series]
 
+    def last_number(self) -> int:
+        """The number of the event of the last record."""
+        return int(self.numbers(self.count - 1, self.count)[0])
+
     def places(self) -> Any:
         """The places of the records in the writer's order.
 
@@ -242,16 +246,31 @@ class WrittenSegments:
             )
             for number, segment in found
         ]
-        if len(self.segments) > 1:
-            self._cut_to_prefix()
+        is_growing = copied is None and finished.content is None
+        later = self._later_segments(names) if self.segments and is_growing else []
+        if len(self.segments) > 1 or later:
+            self._cut_to_prefix(later)
 
-    def _cut_to_prefix(self) -> None:
+    def _later_segments(self, names: list[str]) -> list[Location]:
+        """The segments that were created after the files had been listed."""
+        known = {*names}
+        now = numbered(names_in(self.path), SEGMENT)
+        return [self.path / name for _, name in now if name not in known]
+
+    def _cut_to_prefix(self, later: list[Location]) -> None:
         """Leaves out all events after the first one that was not read.
 
         Segments are read one after the other while they grow: the first segment may
-        lack an event that comes before events already read from the last segment.
+        lack an event that comes before events already read from the last segment. Such
+        an event may also be in a segment that was created meanwhile.
+
+        Args:
+            later: segments that were not read.
         """
         unread = [segment.next_number() for segment in self.segments]
+        for path in later:
+            places = read_places(path.with_suffix(".places"), limit=1)
+            unread += places["number"].tolist()
         first = min((number for number in unread if number is not None), default=None)
         for segment in self.segments if first is not None else ():
             if segment.count:

@@ -6,10 +6,13 @@ import numpy as np
 
 from lox._arrays import flatten
 from lox._logs.key import Key
+from lox._logs.lane_step import LANE, PROCESS
 
 
 def smoothed(key: Key, weight: float) -> Key:
     """The key with an exponential moving average of its rows, per lane.
+
+    Lanes are lane axes, and lanes that rows name.
 
     The average is normalized by the sum of its weights, so that it does not start near
     zero. Rows that are not finite, or did not happen, do not change it, and stay as
@@ -22,6 +25,7 @@ def smoothed(key: Key, weight: float) -> Key:
     if not key.info.stacked or any(key.info.ndims):
         return key
     leaves, tree = flatten(key.value)
+    series = _series(key)
     out = []
     for leaf, own in zip(leaves, key.info.ndims, strict=True):
         axis = key.info.time_axis(leaf, own)
@@ -29,19 +33,43 @@ def smoothed(key: Key, weight: float) -> Key:
         valid = np.isfinite(values)
         if key.mask is not None:
             valid &= np.moveaxis(np.asarray(key.mask), axis, 0)
-        out.append(np.moveaxis(_average(values, valid, weight), 0, axis))
+        named = None if series is None else np.moveaxis(series, axis, 0)
+        out.append(np.moveaxis(_average(values, valid, named, weight), 0, axis))
     return key._replace(value=tree.unflatten(out))
 
 
-def _average(values: Any, valid: Any, weight: float) -> Any:
+def _series(key: Key) -> Any:
+    """A number for the lane that each row names; None if rows name none."""
+    if LANE not in key.steps:
+        return None
+    found = np.zeros(key.row_shape(), np.int64)
+    for name in (LANE, PROCESS):
+        if name in key.steps:
+            known, numbers = np.unique(key.steps[name], return_inverse=True)
+            numbers = numbers.reshape(np.shape(key.steps[name]))
+            found = found * len(known) + numbers
+    return found
+
+
+def _average(values: Any, valid: Any, series: Any, weight: float) -> Any:
     rows, counts = values.reshape(len(values), -1), valid.reshape(len(valid), -1)
-    if counts.all():
+    if counts.all() and series is None:
         return _moving_average(rows, weight).reshape(values.shape)
     result = rows.copy()
     for lane in range(rows.shape[1]):
         (kept,) = np.nonzero(counts[:, lane])
-        result[kept, lane] = _moving_average(rows[kept, lane, None], weight)[:, 0]
+        for some in _by_series(kept, series, lane):
+            result[some, lane] = _moving_average(rows[some, lane, None], weight)[:, 0]
     return result.reshape(values.shape)
+
+
+def _by_series(kept: Any, series: Any, lane: int) -> list[Any]:
+    """The rows of each series, in their order."""
+    if series is None:
+        return [kept]
+    numbers = series.reshape(len(series), -1)[kept, lane]
+    order = np.argsort(numbers, kind="stable")
+    return np.split(kept[order], np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 # how many rows are averaged by one product of matrices

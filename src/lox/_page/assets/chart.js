@@ -413,7 +413,7 @@ class Chart {
 function prepare(data, by, page) {
   const lanes = data.lanes;
   data.curves = lanes.runs.map((run, i) => ({
-    run, number: lanes.numbers[i], first: lanes.first[i],
+    run, name: lanes.names[i], first: lanes.first[i],
     second: lanes.second ? lanes.second[i] : null,
   }));
   data.middle = data.from.map((v, i) => (v + data.to[i]) / 2);
@@ -464,7 +464,7 @@ function firstChange(data, changed) {
 
 // Replaces the last buckets of a chart by newer ones; null if they do not fit together.
 function append(old, news, start) {
-  const lanes = (data) => JSON.stringify([data.lanes.runs, data.lanes.numbers]);
+  const lanes = (data) => JSON.stringify([data.lanes.runs, data.lanes.names]);
   const labels = (data) => JSON.stringify(data.groups.map((g) => [g.label, g.lanes]));
   if (lanes(old) !== lanes(news) || labels(old) !== labels(news)) return null;
   if (news.from[0] !== old.from[start] || news.width !== old.width) return null;

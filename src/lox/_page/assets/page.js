@@ -257,8 +257,8 @@ class Page {
     return this.cache.names.get(id) ?? "";
   }
 
-  laneName({ run, number: lane }) {
-    return this.runName(run) + (lane == null ? "" : ` · lane ${lane}`);
+  laneName({ run, name }) {
+    return this.runName(run) + (name == null ? "" : ` · ${name}`);
   }
 
   axes() {
