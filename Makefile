@@ -26,7 +26,7 @@ help:
 	@echo "make jobs       test jobs of several processes, and their faults"
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
 	@echo "make docs       build the documentation site in build/docs"
-	@echo "make fuzz       compare random programs with plain Python (PROGRAMS=5000 SEED=1)"
+	@echo "make fuzz       random programs and hostile input (PROGRAMS=5000 SEED=1)"
 	@echo "make faults     kill, damage and overload; says what was lost (SCALE=0.1)"
 	@echo "make canary     test another version of JAX (JAX=0.12.1)"
 	@echo "make lint       check formatting and lint"
@@ -52,6 +52,8 @@ test: $(VENV)/ready
 
 fuzz: $(VENV)/ready
 	$(BIN)/python -m tests.fuzz $(or $(PROGRAMS),2000) $(or $(SEED),100000)
+	$(BIN)/python -m tests.fuzz.hostile --count $(or $(PROGRAMS),2000) \
+		--seed $(or $(SEED),100000)
 
 faults: $(VENV)/ready
 	$(BIN)/python -m tests.faults --scale $(or $(SCALE),1)

@@ -1,12 +1,15 @@
 """`lox export` and `lox import`."""
 
 import csv
+import io
 import itertools
 import json
+import os
 import pathlib
 import struct
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -264,6 +267,47 @@ def test_import_of_damaged_wandb_file_keeps_what_is_complete(capsys, tmp_path):
         assert "is not a file of an offline run" in message or "describe" in message
 
 
+@pytest.mark.parametrize("name", ["run.wandb", "events.out.tfevents.1"])
+def test_import_of_pipes_and_devices_is_refused(capsys, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    message = error(capsys, "import", tmp_path / name, "-o", tmp_path / "store")
+    assert "is not a regular file" in message
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    message = error(capsys, "import", tmp_path / name, "-o", tmp_path / "store")
+    assert "is not a regular file" in message
+
+
+def test_import_of_event_file_with_impossible_length_takes_no_memory(capsys, tmp_path):
+    EventFile(tmp_path / "events").close()
+    (path,) = (tmp_path / "events").iterdir()
+    length = struct.pack("<Q", 2**62)
+    with path.open("ab") as file:
+        file.write(length + struct.pack("<I", event_file.masked_crc(length)))
+    command = ["import", str(path), "-o", str(tmp_path / "store")]
+    assert lox.cli.main(command) == 0
+    assert "its last record is incomplete" in capsys.readouterr().err
+
+
+def test_show_and_export_of_prng_keys_use_their_data(capsys, tmp_path):
+    lox.save({"key": jax.random.key(3), "x": 1.0}, tmp_path / "store" / "run")
+    assert "key" in output(capsys, "show", tmp_path / "store" / "run", "--json")
+    command = ["export", str(tmp_path / "store"), "--to", "tensorboard", "-o"]
+    assert lox.cli.main([*command, str(tmp_path / "events")]) == 0
+    assert "not exported, since they are not scalars: key" in capsys.readouterr().err
+
+
+def test_export_to_tensorboard_of_names_and_numbers_it_lacks(capsys, tmp_path):
+    config = {"large": 10**400, "odd": "\udc80"}
+    save_run(tmp_path / "store", 0, config, keys=("loss\udc80",))
+    command = ["export", str(tmp_path / "store"), "--to", "tensorboard", "-o"]
+    output(capsys, *command, tmp_path / "events")
+    output(capsys, "import", tmp_path / "events", "-o", tmp_path / "copy")
+    (run,) = lox.runs(tmp_path / "copy")
+    assert list(run.load()) == ["loss\\udc80"]
+    assert run.config["large"] == str(10**400)
+
+
 def test_records_longer_than_a_block_are_joined():
     import zlib
 
@@ -278,7 +322,7 @@ def test_records_longer_than_a_block_are_joined():
         checksum = zlib.crc32(bytes([kind]) + part)
         data += struct.pack("<IHB", checksum, len(part), kind) + part
         at += room
-    assert list(_records(bytes(data))) == [record]
+    assert list(_records(io.BytesIO(data))) == [record]
 
 
 def test_import_does_not_replace_runs(capsys, tmp_path):

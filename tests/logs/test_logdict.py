@@ -685,3 +685,9 @@ def test_structure_is_that_of_the_changed_logs(change, fun):
     assert structure == expected_structure
     jax.tree.map(np.testing.assert_array_equal, leaves, expected)
     assert jax.tree.unflatten(structure, leaves) == logs
+
+
+@pytest.mark.parametrize("steps", [b"step", [1], {"step": 3}, {"step": [3]}])
+def test_steps_that_are_not_dicts_are_refused(steps):
+    with pytest.raises(lox.LoxTypeError, match="of a `logdict` (are|is) a dict"):
+        lox.logdict({"x": 1.0}, steps)

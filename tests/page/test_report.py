@@ -183,3 +183,10 @@ def test_page_does_not_import_jax(tmp_path):
         assert "jax" not in sys.modules
     """
     assert not programs.run(program, fresh=True).stderr
+
+
+@pytest.mark.parametrize("size", [np.nan, np.inf, 0, -1, True, "9", None])
+def test_size_that_is_not_a_positive_number_is_refused(tmp_path, size):
+    write_seeds(tmp_path, seeds=1, rows=2)
+    with pytest.raises(lox.LoxValueError, match="`max_bytes` is"):
+        lox.page(tmp_path, max_bytes=size)

@@ -246,6 +246,7 @@ def test_huge_requests_are_refused(tmp_path, start):
     assert ask(server, headers={"Content-Length": "5"}, body=b"hello")[0] == 400
     assert ask(server, headers={"Transfer-Encoding": "chunked"})[0] == 400
     assert b"Bad Request" in raw(server, b"\x00\xff garbage\r\n\r\n")
+    assert ask(server, "http://[::1/")[0] == 400
     assert ask(server)[0] == 200  # and it goes on
 
 

@@ -655,6 +655,14 @@ def test_sparse_records_are_not_copied(tmp_path):
     assert "0001.npy is damaged: its size is" in report.errors["run"]
 
 
+def test_sparse_places_are_not_read_into_memory_for_a_copy(tmp_path):
+    source = tmp_path / "store"
+    two_segments(source / "run")
+    os.truncate(source / "run" / "writer-0000" / "0001.places", 10**12)
+    report = StoreCopy(source, tmp_path / "copy").update()
+    assert "0001.places is damaged" in report.errors["run"]
+
+
 def test_damaged_run_does_not_keep_others_from_being_copied(tmp_path):
     source, target = tmp_path / "store", tmp_path / "copy"
     for name in ("one", "two", "three"):

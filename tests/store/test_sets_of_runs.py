@@ -353,3 +353,8 @@ def test_run_that_is_removed_meanwhile_is_an_error_only_if_used(sweep):
     assert repr(sweep).splitlines()[1].split()[:2] == [sweep[0].name, "unreadable"]
     assert "unreadable" in sweep._repr_html_()
     assert sweep.to_pandas()["status"].tolist() == ["unreadable", *["finished"] * 5]
+
+
+def test_table_shows_complex_values(tmp_path):
+    lox.save({"z": np.complex64(1 + 2j)}, tmp_path, key=0)
+    assert "(1+2j)" in repr(lox.runs(tmp_path))

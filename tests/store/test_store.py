@@ -544,3 +544,10 @@ def test_load_of_unknown_names_warns(tmp_path):
     lox.save({"loss": 1.0, "acc": 2.0}, tmp_path / "run")
     with pytest.warns(lox.LoxWarning, match="'los'; its keys are 'loss', 'acc'"):
         assert lox.load(tmp_path / "run", ["los", "acc"]) == {"acc": 2.0}
+
+
+@pytest.mark.parametrize("path", [3, None, {"": {}}, b"run", np.float16(1)])
+def test_store_that_is_not_a_path_is_refused(path):
+    for function in (lox.load, lox.runs):
+        with pytest.raises(lox.LoxTypeError, match="is a path or a URL, not"):
+            function(path)

@@ -37,6 +37,8 @@ INVALID_SCHEMAS = [
             "S4",
             "datetime64[s]",
             "i4,i4",
+            "a",
+            "float",
             "(1000000000,)f8",
             ">f8",
             "f8",
@@ -405,3 +407,13 @@ def test_config_that_could_not_be_read_back_is_refused(tmp_path):
     logger.finish(logger.init(1))
     (run,) = lox.runs(tmp_path)
     assert run.config == config
+
+
+def test_run_without_key_is_read_like_one_whose_key_is_none(tmp_path):
+    lox.save({"x": 1.0}, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    content = store_format.read_json(path)
+    del content["key"]
+    store_format.write_json(path, content)
+    (run,) = lox.runs(tmp_path)
+    assert run.key is None and run.load() == {"x": 1.0}

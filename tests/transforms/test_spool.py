@@ -391,3 +391,9 @@ def test_eager_masked_rows_pass_transfer_guard():
     assert loop["t"].tolist() == [0.5, 1.5, 2.5] and last["t"] == 2.5
     assert [lane["t"].tolist() for lane in batch] == [[0.5, 1.5, 2.5], [1.5, 2.5]]
     assert [float(call["t"]) for call in calls] == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("number", [-2, -5, -(10**30)])
+def test_static_argnums_before_the_first_argument_are_refused(number):
+    with pytest.raises(lox.LoxValueError, match="`static_argnums` has the position -"):
+        lox.spool(lambda x: x, static_argnums=number)(1.0)

@@ -6,6 +6,7 @@ needed has not changed since 2016. A column of a thousand rows is encoded with a
 array operations. The tests read everything back with TensorBoard.
 """
 
+import contextlib
 import io
 import itertools
 import os
@@ -93,7 +94,8 @@ def _field(number: int, value: Any) -> bytes:
     if isinstance(value, float):
         return _varint(number << 3 | 1) + struct.pack("<d", value)
     if isinstance(value, str):
-        value = value.encode()
+        # a name that was decoded from other bytes may have what UTF-8 does not
+        value = value.encode("utf-8", "backslashreplace")
     elif isinstance(value, np.ndarray):  # many doubles
         value = value.astype("<f8").tobytes()
     return _varint(number << 3 | 2) + _varint(len(value)) + bytes(value)
@@ -257,7 +259,8 @@ def _protobuf_value(value: Any) -> bytes:
     if isinstance(value, bool):
         return _message((4, value))
     if isinstance(value, int | float):
-        return _message((2, float(value)))
+        with contextlib.suppress(OverflowError):  # of an integer; it becomes text
+            return _message((2, float(value)))
     return _message((3, str(value)))
 
 

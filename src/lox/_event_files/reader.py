@@ -3,13 +3,14 @@
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from lox._errors import LoxError
 
 from .event_file import masked_crc
+from .opening import open_regular
 from .protobuf import (
     UNEXPECTED,
     fields_of,
@@ -57,7 +58,7 @@ class Events:
         self.skipped: dict[str, int] = {}
         self.times: list[float] = []
         self.damage = ""
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             try:
                 for record in _records(file):
                     self._add(record)
@@ -113,13 +114,15 @@ def is_event_file(name: str) -> bool:
     return "tfevents" in os.path.basename(name)
 
 
-def _records(file: Any) -> Iterator[bytes]:
+def _records(file: BinaryIO) -> Iterator[bytes]:
     while head := file.read(12):
         if len(head) < 12:
             raise ValueError("its last record is incomplete")
         (size,) = struct.unpack("<Q", head[:8])
         if masked_crc(head[:8]) != struct.unpack("<I", head[8:])[0]:
             raise ValueError("the length of a record does not match its checksum")
+        if size > os.fstat(file.fileno()).st_size:  # before so much memory is taken
+            raise ValueError("its last record is incomplete")
         record = file.read(size)
         check = file.read(4)
         if len(record) < size or len(check) < 4:

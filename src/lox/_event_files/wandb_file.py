@@ -9,10 +9,11 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from lox._errors import LoxError
 
+from .opening import open_regular
 from .protobuf import UNEXPECTED, grouped, to_float, to_signed, to_text
 
 _HEADER = b":W&B"
@@ -57,15 +58,14 @@ class WandbRun:
         self.started: float | None = None
         self.ended: float | None = None
         self.exit_code: int | None = None
-        with open(path, "rb") as file:
-            data = file.read()
-        if not data.startswith(_HEADER):
-            raise WandbFileError(f"{path} is not a file of an offline run of W&B.")
-        try:
-            for record in _records(data):
-                self._add(grouped(record))
-        except UNEXPECTED as error:
-            self.damage = str(error) or type(error).__name__
+        with open_regular(path) as file:
+            if not file.peek(len(_HEADER)).startswith(_HEADER):
+                raise WandbFileError(f"{path} is not a file of an offline run of W&B.")
+            try:
+                for record in _records(file):
+                    self._add(grouped(record))
+            except UNEXPECTED as error:
+                self.damage = str(error) or type(error).__name__
         if not self.run_id:
             raise WandbFileError(
                 f"{path} does not describe a run{': ' if self.damage else ''}"
@@ -157,26 +157,25 @@ def _flatten(name: str, value: Any, into: dict[str, Any]) -> None:
         into[name] = value
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    at = _PART_HEADER  # the header of the file has the same size
+def _records(file: BinaryIO) -> Iterator[bytes]:
     parts: list[bytes] = []
-    while at < len(data):
-        left = _BLOCK - at % _BLOCK
-        if left < _PART_HEADER:  # the rest of a block is filled with zeros
-            at += left
-            continue
-        if at + _PART_HEADER > len(data):
-            raise WandbFileError("its last record is incomplete")
-        checksum, size, kind = struct.unpack_from("<IHB", data, at)
-        part = data[at + _PART_HEADER : at + _PART_HEADER + size]
-        if len(part) < size:
-            raise WandbFileError("its last record is incomplete")
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
-            raise WandbFileError(f"a record has the unknown kind {kind}")
-        if zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
-            raise WandbFileError("a record does not match its checksum")
-        parts = [part] if kind in (_FULL, _FIRST) else [*parts, part]
-        if kind in (_FULL, _LAST):
-            yield b"".join(parts)
-            parts = []
-        at += _PART_HEADER + size
+    at = _PART_HEADER  # the header of the file has the same size
+    while block := file.read(_BLOCK):
+        # the rest of a block is filled with zeros
+        while at < len(block) and at <= _BLOCK - _PART_HEADER:
+            if at + _PART_HEADER > len(block):
+                raise WandbFileError("its last record is incomplete")
+            checksum, size, kind = struct.unpack_from("<IHB", block, at)
+            part = block[at + _PART_HEADER : at + _PART_HEADER + size]
+            if len(part) < size:
+                raise WandbFileError("its last record is incomplete")
+            if kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
+                raise WandbFileError(f"a record has the unknown kind {kind}")
+            if zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
+                raise WandbFileError("a record does not match its checksum")
+            parts = [part] if kind in (_FULL, _FIRST) else [*parts, part]
+            if kind in (_FULL, _LAST):
+                yield b"".join(parts)
+                parts = []
+            at += _PART_HEADER + size
+        at = 0

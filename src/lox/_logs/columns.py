@@ -53,7 +53,8 @@ class Column(NamedTuple):
 def columns_of(logs: "logdict") -> list[Column]:
     return [
         Column(name + path, np.asarray(leaf), own, name, key)
-        for name, key in logs._keys().items()
+        # typed PRNG keys, which NumPy does not have, by their data
+        for name, key in ((n, x.with_key_data()) for n, x in logs._keys().items())
         for (path, leaf), own in zip(
             leaves_with_names(key.value), key.info.ndims, strict=True
         )

@@ -15,7 +15,14 @@ from lox._arrays import (
     local_numpy,
     to_numpy,
 )
-from lox._errors import LoxKeyError, LoxValueError, LoxWarning, StepError
+from lox._errors import (
+    LoxKeyError,
+    LoxTypeError,
+    LoxValueError,
+    LoxWarning,
+    StepError,
+    describe,
+)
 from lox._imports import when_imported
 from lox._patterns import matches_any
 from lox._reduce import reductions
@@ -78,7 +85,7 @@ class logdict(MetadataDict):
             names = set(self) if stacked else set()
         else:
             names = set(stacked)
-        by_step = {name: dict(by_key) for name, by_key in (steps or {}).items()}
+        by_step = _checked_steps(steps or {})
         info = {key: describe_axes(self[key], key in names, key) for key in self}
         self._metadata = Metadata(by_step, info=info)
         for name in by_step:
@@ -496,6 +503,22 @@ _PUBLIC = sorted(
 )
 # how many keys a message names
 _MAX_NAMED = 20
+
+
+def _checked_steps(steps: Any) -> dict[str, dict[str, Any]]:
+    """The given steps, copied; by step and key."""
+    if not isinstance(steps, Mapping):
+        raise LoxTypeError(
+            'the steps of a `logdict` are a dict such as `{"step": {"loss": 1}}`, not '
+            f"{describe(steps)}."
+        )
+    for name, by_key in steps.items():
+        if not isinstance(by_key, Mapping):
+            raise LoxTypeError(
+                f"the step {name!r} of a `logdict` is a dict of values by key, not "
+                f"{describe(by_key)}."
+            )
+    return {name: dict(by_key) for name, by_key in steps.items()}
 
 
 def reserved_step(name: str) -> str:

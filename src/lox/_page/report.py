@@ -1,13 +1,14 @@
 """`write_report`: the page as one file, which needs no server and no network."""
 
 import contextlib
+import math
 import os
 import pathlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lox._errors import LoxValueError, StoreError
+from lox._errors import LoxValueError, StoreError, describe
 
 from .charts import KEY, TIMES, Request, charts
 from .decimation import PER_OCTAVE
@@ -117,6 +118,11 @@ def static_content(
     source: StoreSource, extra_axes: Sequence[str], max_bytes: int
 ) -> tuple[Any, list[tuple[str, str]]]:
     """What a page without a server needs: its content, and its blocks of data."""
+    is_number = isinstance(max_bytes, int | float) and not isinstance(max_bytes, bool)
+    if not is_number or not 0 < max_bytes < math.inf:
+        raise LoxValueError(
+            f"`max_bytes` is {describe(max_bytes)}; it must be a positive number."
+        )
     index, notes = fitted_index(index_of(source), max_bytes)
     axes = _extra_axes(source, index, extra_axes)
     media_blocks, media_names = _media(source, index, int(max_bytes * _MEDIA_SHARE))

@@ -293,7 +293,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(status.BAD_REQUEST)
         if not self.server.allows_host(self.headers.get("Host")):
             return self._send(status.MISDIRECTED_REQUEST)
-        target = urllib.parse.urlsplit(self.path)
+        try:
+            target = urllib.parse.urlsplit(self.path)
+        except ValueError:  # such as of `http://[`
+            return self._send(status.BAD_REQUEST)
         is_cross_site = self.headers.get("Sec-Fetch-Site", "") == "cross-site"
         if is_cross_site and target.path != "/":
             return self._send(status.FORBIDDEN)

@@ -191,8 +191,10 @@ class SegmentCopy:
 
     def _count_places(self, known: int) -> int:
         """The number of places of records that are copied, of which some are known."""
-        rows = read_places(self.source.places_path, start=known)["row"]
-        return known + int((rows < self.source.count).sum())
+        count = self.source.count
+        limit = max(count + 1 - known, 0)  # as for readers; a damaged file has more
+        rows = read_places(self.source.places_path, start=known, limit=limit)["row"]
+        return known + int((rows < count).sum())
 
     def _compare(self, before: CopiedSegment) -> None:
         """Raises an error if the end of what was copied before is not in the source."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from lox._errors import StoreError
+from lox._errors import LoxTypeError, StoreError, describe
 
 Path = str | os.PathLike[str]
 T = TypeVar("T")
@@ -155,6 +155,10 @@ def location_of(path: Path | Location) -> Location:
         from .local_files import LocalLocation
 
         return LocalLocation(path)
+    if not hasattr(path, "is_remote"):
+        raise LoxTypeError(
+            f"a store or a run is a path or a URL, not {describe(path)}."
+        )
     return path
 
 

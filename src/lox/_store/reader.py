@@ -43,7 +43,7 @@ class Run:
         self._location = location_of(path)
         description = _describe(self._location)
         self.name: str = description["name"]
-        key = description["key"]
+        key = description.get("key")
         self.key = None if key is None else np.array(key, np.uint32)
         self.config: dict[str, Any] = description["config"]
         self.started: float = description["started"]

@@ -146,7 +146,7 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    if hasattr(value, "dtype") and value.dtype.kind in "biu":
+    if hasattr(value, "dtype") and value.dtype.kind in "biuc":
         return str(value)
     if isinstance(value, float) or hasattr(value, "dtype"):
         try:

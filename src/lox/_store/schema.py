@@ -7,6 +7,7 @@ never runs code from the file.
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from lox._logs.lane_step import LANE
 from .format import leaf_order
 
 _MAX_BYTES = 2**31 - 1  # of a record, and of a dimension: the limit of NumPy's dtypes
+_NUMERIC = re.compile(r"bool|(u?int|float|complex)[0-9]{1,3}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,12 +99,13 @@ def _dtypes(name: str) -> tuple[np.dtype[Any], np.dtype[Any]]:
     if isinstance(extended, type) and issubclass(extended, np.generic):
         dtype = np.dtype(extended)
         return dtype, np.dtype(f"<u{dtype.itemsize}")
+    # NumPy itself would also parse aliases, some of them with a warning, and structures
+    if not _NUMERIC.fullmatch(name):
+        raise StoreError(f"{name!r:.80} is not a numeric dtype")
     try:
         dtype = np.dtype(name)
-    except (TypeError, SyntaxError, ValueError):
+    except TypeError:
         raise StoreError(f"{name!r:.80} is not a known dtype") from None
-    if dtype.kind not in "biufc":
-        raise StoreError(f"{name!r} is not a numeric dtype")
     return dtype, dtype.newbyteorder("<")
 
 

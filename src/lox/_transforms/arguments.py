@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lox._errors import LoxTypeError
+from lox._errors import LoxTypeError, LoxValueError
 
 # --- which types are traced --------------------------------------------------
 
@@ -101,6 +101,12 @@ class Static:
             for p in parameters
             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
+        for i in nums:
+            if i < -len(positional):
+                raise LoxValueError(
+                    f"`static_argnums` has the position {i}, and the function has "
+                    f"{len(positional)} positional arguments."
+                )
         nums = tuple(i + len(positional) if i < 0 else i for i in nums)
         named = {positional[i] for i in nums if i < len(positional)}
         indices = {positional.index(name) for name in names if name in positional}
