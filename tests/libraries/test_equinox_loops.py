@@ -269,6 +269,42 @@ def test_branch_on_merged_lanes_logs_for_lanes_that_would_take_it():
     assert [lane.get("x") for lane in rows_per_lane(logs)] == [None, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    "through",
+    [jax.jit(jnp.sqrt), jax.nn.relu, jax.checkpoint(jnp.sin)],
+    ids=["jit", "custom_jvp", "checkpoint"],
+)
+def test_merged_lanes_are_followed_through_calls(through):
+    @jax.jit
+    def merge(x):
+        return eqxi.unvmap_any(x > 1)
+
+    @jax.jit
+    def fun(x):
+        positive = through(merge(x).astype(float)) > 0.5
+        jax.lax.cond(positive, lambda: lox.log({"x": x}) and 0, lambda: 0)
+
+    logs = lox.spool(jax.vmap(fun))(jnp.array([0.0, 2.0, 3.0]))[1]
+    assert [lane.get("x") for lane in rows_per_lane(logs)] == [None, 2.0, 3.0]
+
+
+def test_event_in_call_that_returns_merged_lanes_is_logged_once():
+    @jax.jit
+    def invert(pred, x):
+        lox.log({"x": x})
+        return ~pred
+
+    @jax.jit
+    def fun(x):
+        pred = invert(eqxi.unvmap_all(x > 1), x)
+        jax.lax.cond(pred, lambda: lox.log({"low": x}) and 0, lambda: 0)
+
+    expected = [{"x": 0.0, "low": 0.0}, {"x": 2.0}]
+    xs = jnp.array([0.0, 2.0])
+    assert [lox.spool(fun)(x)[1] for x in xs] == expected
+    assert rows_per_lane(lox.spool(jax.vmap(fun))(xs)[1]) == expected
+
+
 def test_checkpointed_scan_of_equinox_logs_every_step_per_lane():
     def fun(x):
         def step(carry, y):
@@ -630,3 +666,25 @@ def test_merged_bound_of_a_loop_is_refused():
     for fun in (spooled, lambda xs: jax.jvp(spooled, (xs,), (xs,))):
         with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'x'.*merged over"):
             fun(xs)
+
+
+def test_merged_carries_and_inputs_of_loops_are_refused():
+    def log(x):
+        return lambda: lox.log({"x": x}) and 0
+
+    def up_to(x):
+        count = eqxi.unvmap_max(x.astype(int))
+        jax.lax.fori_loop(0, count, lambda i, c: log(i)() or c, 0)
+
+    def down_from(x):
+        count = eqxi.unvmap_max(x.astype(int))
+        jax.lax.while_loop(lambda c: c > 0, lambda c: log(c)() or c - 1, count)
+
+    def over(x):
+        pred = eqxi.unvmap_any(x > 1)
+        preds = jnp.stack([pred, ~pred])
+        jax.lax.map(lambda pred: jax.lax.cond(pred, log(x), lambda: 0), preds)
+
+    for fun in map(jax.jit, (up_to, down_from, over)):
+        with pytest.raises(lox.UnsupportedPrimitiveError, match=r"'x'.*merged over"):
+            lox.spool(jax.vmap(fun), capacity=9)(jnp.array([1.0, 3.0]))

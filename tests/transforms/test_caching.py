@@ -1,5 +1,6 @@
 """Transformed functions are traced and compiled once."""
 
+import copy
 import functools
 import gc
 import weakref
@@ -154,3 +155,22 @@ def test_threads_can_share_transformed_function():
     with ThreadPoolExecutor(8) as pool:
         for i, found in enumerate(pool.map(work, range(24))):
             assert found == [i, i + 1, i + 2, i + 3]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lox.spool,
+        lambda f: lox.tap(f, lambda logs: None),
+        lox.nolog,
+        lambda f: lox.observe(f, outputs={"add": True}),
+    ],
+    ids=["spool", "tap", "nolog", "observe"],
+)
+def test_method_and_copy_of_a_transformed_function_keep_the_function(transform):
+    method = transform(lambda x, _: x + _).__call__
+    gc.collect()
+    assert jax.tree.leaves(method(1.0, _=2.0))[0] == 3.0
+    copied = copy.copy(transform(lambda x: x + 1.0))
+    gc.collect()
+    assert jax.tree.leaves(copied(1.0))[0] == 2.0

@@ -611,6 +611,12 @@ def test_observe_without_anything_to_log_is_refused():
         lox.observe(scanned)(1.5)
 
 
+def test_observe_around_progress_is_refused():
+    observed = lox.observe(lox.progress(scanned), carry=True)
+    with pytest.raises(lox.LoxError, match=r"lox\.progress\(lox\.observe\(f"):
+        lox.spool(observed)(1.0)
+
+
 def test_unknown_primitive_is_refused():
     with pytest.raises(lox.LoxValueError, match="'cholesky'.*no such primitive"):
         lox.observe(scanned, outputs={"cholesky": True})(1.5)

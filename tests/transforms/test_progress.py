@@ -111,6 +111,14 @@ def test_vmapped_while_loop_shows_the_lane_that_runs_longest(output):
         assert output.lines() == [f"f: {count}" for count in (2, 4, 8, 16, 20)]
 
 
+def test_while_loop_with_vmaps_on_both_sides_shows_its_longest_lane(output):
+    fun = jax.vmap(lox.progress(jax.vmap(unknown), file=output, label="f"))
+    counts = jnp.array([[3, 20, 0], [1, 2, 5]])
+    np.testing.assert_array_equal(fun(counts), jax.vmap(jax.vmap(unknown))(counts))
+    jax.effects_barrier()
+    assert output.lines() == [f"f: {count}" for count in (2, 4, 8, 16, 20)]
+
+
 def test_total_is_the_length_of_a_while_loop(output):
     lox.progress(unknown, total=20, file=output)(20)
     assert output.lines() == [f"unknown: {10 * i}% ({2 * i}/20)" for i in range(1, 11)]

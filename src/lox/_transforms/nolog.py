@@ -1,5 +1,6 @@
 """`lox.nolog`: removes the logs of a function."""
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -62,13 +63,14 @@ def nolog(
     static = Static.of(fun, static_argnums, static_argnames)
     forms = Forms.of(fun, "nolog", _evaluate, static, collects=False)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(_: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not patches.missing():
             return forms(*args, **kwargs)[0]
         with removing_events:  # events that are removed need no patches
             return forms(*args, **kwargs)[0]
 
-    return Transformed("nolog", fun, call, static)
+    # a method of `fun` keeps it alive, which the compiled forms do not
+    return Transformed("nolog", fun, types.MethodType(call, fun), static)
 
 
 def _evaluate(closed: Any, args: Sequence[Any], form: Form) -> tuple[list[Any], None]:

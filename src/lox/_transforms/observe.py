@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import os
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from lox._errors import LoxTypeError, LoxValueError, describe
 from lox._events.log import arrays_of, log_from
+from lox._interpreter.contents import events_of
 from lox._interpreter.loops import (
     Loop,
     Output,
@@ -145,10 +147,11 @@ def observe(
 
     forms = Forms.of(fun, ("observe", options.key), evaluate, static)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(_: Any, /, *args: Any, **kwargs: Any) -> Any:
         return forms(*args, **kwargs)[0]
 
-    return _Observe("observe", fun, call, static)
+    # a method of `fun` keeps it alive, which the compiled forms do not
+    return _Observe("observe", fun, types.MethodType(call, fun), static)
 
 
 class _Observe(Transformed):
@@ -216,6 +219,12 @@ class _Options:
             raise LoxTypeError(
                 "`lox.observe` has nothing to log: give `carry=`, `ys=` or `outputs=`, "
                 "such as `lox.observe(f, carry=True)`."
+            )
+        if any(event.call.api == "progress" for event in events_of(closed)):
+            raise LoxValueError(
+                f"`lox.observe`, called at {_call_line()}, is around `lox.progress`, "
+                "which runs loops in pieces and counts them in their carries. Write "
+                "`lox.progress(lox.observe(f, ...))` instead."
             )
         names = frozenset(name for name, values in self.outputs.items() if values)
         found = dict(find_sites(closed, names))

@@ -1,5 +1,6 @@
 """`lox.spool`: returns the logs of a function along with its result."""
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
@@ -127,17 +128,19 @@ def spool(
     if interval is True or window is True or capacity is True:
         # raises; the cache would find the entry of 1, which equals
         _spooled(fun, given)
-    return Transformed("spool", fun, *cached(fun, given, _spooled))
+    call, static = cached(fun, given, _spooled)
+    # a method of `fun` keeps it alive, which the cached function does not
+    return Transformed("spool", fun, types.MethodType(call, fun), static)
 
 
 def _spooled(
     fun: Any, given: tuple[Any, ...]
 ) -> tuple[Callable[..., tuple[Any, logdict]], Static]:
-    """The function that `lox.spool` returns, and its static arguments."""
+    """What `lox.spool` returns, as a method of `fun`, and its static arguments."""
     forms = _forms(fun, given)
     inside, outermost = forms.inside, forms.outermost
 
-    def call(*args: Any, **kwargs: Any) -> tuple[Any, logdict]:
+    def call(_: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, logdict]:
         if not is_outermost():
             return inside.call(args, kwargs)
         result, logs = outermost.call(args, kwargs)

@@ -37,6 +37,8 @@ class Transformed:
         self._static = static
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # not set yet, while `copy` creates a copy
+            raise AttributeError(name)
         found = getattr(self.__wrapped__, name)
         if name not in _STAGES:
             return found

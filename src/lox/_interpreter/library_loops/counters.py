@@ -1,5 +1,6 @@
 """Recognizes the counters of loops."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from lox._jax import jaxprs, primitives
@@ -7,6 +8,29 @@ from lox._jax import jaxprs, primitives
 
 def counters_of(eqn: Any) -> list[int]:
     """The inputs of a loop that are the initial values of counters."""
+    return [
+        index
+        for body, index, input, output in _carries(eqn)
+        if is_counter(body, input, output)
+    ]
+
+
+def unchanged_carries(eqn: Any) -> set[int]:
+    """The inputs of a loop that are carries which never change."""
+    return {
+        index
+        for body, index, input, output in _carries(eqn)
+        if body.outvars[output] is body.invars[input]
+    }
+
+
+def _carries(eqn: Any) -> Iterator[tuple[Any, int, int, int]]:
+    """The carries of a loop.
+
+    Yields:
+        The body, the index of a carry among the inputs of the loop, among those of the
+        body, and among the outputs of the body.
+    """
     if eqn.primitive is primitives.scan_p:
         body = eqn.params["jaxpr"]
         consts, carry, _ = primitives.scan_sizes(eqn.params, len(eqn.invars))
@@ -17,12 +41,9 @@ def counters_of(eqn: Any) -> list[int]:
         consts = skipped + eqn.params["body_nconsts"]
         carry = len(eqn.invars) - consts
     else:
-        return []
-    return [
-        i
-        for i in range(consts, consts + carry)
-        if is_counter(body, i - skipped, i - consts)
-    ]
+        return
+    for i in range(consts, consts + carry):
+        yield jaxprs.open_jaxpr(body), i, i - skipped, i - consts
 
 
 def is_counter(jaxpr: Any, input: int, output: int) -> bool:

@@ -8,9 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lox._interpreter.walk import cached
-from lox._jax import jaxprs, primitives
+from lox._jax import hijax, jaxprs, primitives
 
-from .counters import counters_of
+from .counters import counters_of, unchanged_carries
+
+_CALLS = frozenset(
+    {
+        "jit",
+        "pjit",
+        "closed_call",
+        "remat2",
+        "checkpoint",
+        hijax.CHECKPOINT,
+        "custom_jvp_call",
+        "custom_vjp_call",
+        hijax.CUSTOM_VJP,
+    }
+)
 
 
 def deciding_inputs(eqn: Any) -> set[int]:
@@ -23,9 +37,30 @@ def own_deciding_inputs(eqn: Any) -> list[int]:
     return [0] if eqn.primitive is primitives.cond_p else counters_of(eqn)
 
 
+def other_deciding_inputs(eqn: Any) -> set[int]:
+    """Those of a loop that are not its counters.
+
+    They decide inside of its body, or are read by its condition. A carry that does not
+    change is no counter here.
+    """
+    found = _inner(eqn, own_deciding_inputs) | _inputs_of_condition(eqn)
+    return found.difference(counters_of(eqn)) | (found & unchanged_carries(eqn))
+
+
 def starts_of_counters(eqn: Any) -> set[int]:
     """The inputs that initial values of counters are computed from."""
     return _with_inner(eqn, counters_of)
+
+
+def _inputs_of_condition(eqn: Any) -> set[int]:
+    """The inputs of a `while_loop` that its condition reads."""
+    if eqn.primitive is not primitives.while_p:
+        return set()
+    cond = jaxprs.open_jaxpr(eqn.params["cond_jaxpr"])
+    atoms = [atom for inner in cond.eqns for atom in inner.invars]
+    read = {x for x in [*atoms, *cond.outvars] if not isinstance(x, jaxprs.Literal)}
+    (_, inputs), _ = _jaxprs_with_inputs(eqn)
+    return {i for i, var in zip(inputs, cond.invars, strict=True) if var in read}
 
 
 _Own = Callable[[Any], list[int]]
@@ -35,10 +70,17 @@ def _with_inner(eqn: Any, own: _Own) -> set[int]:
     """The inputs that `own` returns, and those that reach such an input inside."""
     if not jaxprs.has_jaxprs(eqn.params):
         return set()
-    found = set(own(eqn))
-    for jaxpr, inputs in _jaxprs_with_inputs(eqn):
-        found |= {inputs[i] for i in _reaching(jaxpr, own) if i < len(inputs)}
-    return found
+    return _inner(eqn, own).union(own(eqn))
+
+
+def _inner(eqn: Any, own: _Own) -> set[int]:
+    """The inputs that reach an input inside that `own` returns."""
+    return {
+        inputs[i]
+        for jaxpr, inputs in _jaxprs_with_inputs(eqn)
+        for i in _reaching(jaxpr, own)
+        if i < len(inputs)
+    }
 
 
 def _jaxprs_with_inputs(eqn: Any) -> Iterator[tuple[Any, list[int]]]:
@@ -78,6 +120,17 @@ def _reaching(jaxpr: Any, own: _Own) -> frozenset[int]:
 
 def is_elementary(eqn: Any) -> bool:
     """Whether an equation is neither a loop nor a branch, nor has them inside."""
-    if eqn.primitive.name in ("jit", "pjit"):
-        return all(map(is_elementary, jaxprs.open_jaxpr(eqn.params["jaxpr"]).eqns))
+    called = called_jaxpr(eqn)
+    if called is not None:
+        return all(map(is_elementary, called.jaxpr.eqns))
     return not jaxprs.has_jaxprs(eqn.params)
+
+
+def called_jaxpr(eqn: Any) -> Any:
+    """The closed jaxpr that an equation evaluates once, None if it does not."""
+    if hijax.kind_of(eqn) not in _CALLS:
+        return None
+    called = list(map(jaxprs.close, jaxprs.jaxprs_in(eqn.params)))
+    if len(called) != 1 or len(called[0].jaxpr.invars) != len(eqn.invars):
+        return None
+    return called[0]

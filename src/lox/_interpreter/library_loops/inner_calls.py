@@ -85,15 +85,17 @@ def pass_constants(
     values = [per_lane[i] for i in indices]
     avals = tuple(map(jax.typeof, values))
 
+    inner_indices = [i - first for i in indices]
+
     def changed(jaxpr: Any) -> Any:
         def fun(*args: Any) -> list[Any]:
-            inside = {i - first: x for i, x in zip(indices, args, strict=False)}
+            inside = dict(zip(inner_indices, args, strict=False))
             return evaluate(jaxpr, args[count:], inside)
 
         def make() -> Any:
             return jaxprs.trace(fun, [*avals, *jaxpr.in_avals], jaxpr)[0]
 
-        return cached(jaxpr, ("per-lane constants", *indices, *avals), make)
+        return cached(jaxpr, ("per-lane constants", *inner_indices, *avals), make)
 
     params = dict(eqn.params)
     if eqn.primitive is primitives.cond_p:

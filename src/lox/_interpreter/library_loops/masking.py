@@ -12,12 +12,16 @@ from lox._events.event import Event
 from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.rule_table import before_walk
-from lox._interpreter.walk import Walk, as_array, cached
+from lox._interpreter.walk import Walk, as_array, cached, without_events
 from lox._jax import jaxprs, primitives, tracing
 
 from .backward_loops import predicates_of_backward_loop
 from .counters import counters_of
-from .deciding_inputs import deciding_inputs, own_deciding_inputs, starts_of_counters
+from .deciding_inputs import (
+    called_jaxpr,
+    other_deciding_inputs,
+    starts_of_counters,
+)
 from .inner_calls import bind_with_values, pass_constants, passes_values
 from .lane_primitives import (
     across_lanes_p,
@@ -97,12 +101,13 @@ def _evaluate_both(
         with tracing.equation_context(eqn):
             if any(var in merged for var in eqn.outvars):
                 outs, others = _bind_both(eqn, ins, map(read_per_lane, eqn.invars))
-                per_lane.update(zip(eqn.outvars, others, strict=True))
+                pairs = zip(eqn.outvars, others, strict=True)
+                per_lane.update((var, x) for var, x in pairs if var in merged)
             elif may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
                 values = {
-                    i: as_array(per_lane[atom])
-                    for i, atom in enumerate(eqn.invars)
-                    if may_decide(atom) and has_per_lane(atom)
+                    i: as_array(per_lane[eqn.invars[i]])
+                    for i in may_decide(eqn)
+                    if has_per_lane(eqn.invars[i])
                 }
                 backward = events_of_backward_pass(eqn, jaxpr)
                 ins = _with_same_starts(eqn, ins, values, backward)
@@ -147,7 +152,12 @@ def _bind_both(
     outs = tracing.bind(eqn, args)
     if eqn.primitive.name == "nonbatchable":  # an identity that rejects lanes
         return outs, per_lane
-    return outs, tracing.bind(eqn, per_lane)
+    called = called_jaxpr(eqn)
+    if called is None:
+        return outs, tracing.bind(eqn, per_lane)
+    # it may reduce over lanes itself, and its events must not be logged again
+    inputs = dict(enumerate(per_lane))
+    return outs, _evaluate_both(without_events(called), args, inputs)[1]
 
 
 def _bind_with_masks(eqn: Any, args: list[Any], per_lane: dict[int, Any]) -> list[Any]:
@@ -183,11 +193,8 @@ def _without_merged_carries(
     """
     args = list(args)
     if per_lane and eqn.primitive in (primitives.scan_p, primitives.while_p):
-        merged = deciding_inputs(eqn).difference(own_deciding_inputs(eqn))
-        # nor is the predicate of each lane, if it depends on a merged constant
-        merged |= set(range(eqn.params.get("cond_nconsts", 0)))
         logged = [event for event in events_inside(eqn) if event.call.keys]
-        for i in merged & per_lane.keys():
+        for i in other_deciding_inputs(eqn) & per_lane.keys():
             for event in logged:
                 args[i] = refuse_merged_carry(as_array(args[i]), per_lane[i], event)
     return args

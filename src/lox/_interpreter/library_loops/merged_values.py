@@ -1,5 +1,6 @@
 """Finds the merged values of a program, and the loops that depend on them."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,12 @@ from lox._interpreter.walk import cached
 from lox._jax import debug_info, jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
-from .deciding_inputs import is_elementary, starts_of_counters
+from .deciding_inputs import (
+    called_jaxpr,
+    deciding_inputs,
+    is_elementary,
+    starts_of_counters,
+)
 from .inner_calls import is_custom_function, passes_values
 from .lane_primitives import merges_lanes
 
@@ -55,7 +61,15 @@ def needs_masks(jaxpr: Any) -> bool:
     equations = jaxprs.open_jaxpr(jaxpr).eqns
     if any(is_merging_loop(eqn) or is_backward_loop(eqn) for eqn in equations):
         return True
-    return any(map(merges_lanes, equations)) and bool(merged_variables(jaxpr))
+    return any(map(_merges_lanes, equations)) and bool(merged_variables(jaxpr))
+
+
+def _merges_lanes(eqn: Any) -> bool:
+    """Whether an equation reduces over lanes, or calls a function that does."""
+    called = called_jaxpr(eqn)
+    if called is None:
+        return merges_lanes(eqn)
+    return merges_lanes_inside(called) and any(map(_merges_lanes, called.jaxpr.eqns))
 
 
 def is_merging_loop(eqn: Any) -> bool:
@@ -145,7 +159,7 @@ def merged_variables(
         merged_inputs: the inputs that are merged values.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
-    sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    sources = _sources(jaxpr)
     known: dict[Any, bool] = dict.fromkeys(merged_inputs, True)
 
     def is_merged(atom: Any) -> bool:
@@ -154,19 +168,50 @@ def merged_variables(
         if atom not in known and atom in sources:
             eqn = sources[atom]
             # the results of a loop or a branch are per-lane values already
-            inputs = eqn.invars if is_elementary(eqn) else ()
-            known[atom] = any(list(map(is_merged, inputs))) or merges_lanes(eqn)
+            inputs = list(map(is_merged, eqn.invars)) if is_elementary(eqn) else []
+            known[atom] = False
+            if any(inputs) or (inputs and _merges_lanes(eqn)):
+                found = _merged_results(eqn, inputs)
+                known.update(zip(eqn.outvars, found, strict=True))
         return known.get(atom, False)
 
     for eqn in jaxpr.eqns:
         if may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
-            results = [*results, *filter(may_decide, eqn.invars)]
+            results = [*results, *(eqn.invars[i] for i in may_decide(eqn))]
     for result in results:
         is_merged(result)
     return {atom for atom, merged in known.items() if merged}
 
 
-def may_decide(atom: Any) -> bool:
+def _merged_results(eqn: Any, inputs: Iterable[bool]) -> list[bool]:
+    """Which results of an elementary equation are merged.
+
+    Args:
+        eqn: the equation, which reduces over lanes or has merged inputs.
+        inputs: which of its inputs are merged.
+    """
+    called = called_jaxpr(eqn)
+    if called is None:
+        return [True] * len(eqn.outvars)
+    jaxpr = called.jaxpr
+    merged_inputs = itertools.compress(jaxpr.invars, inputs)
+    merged = merged_variables(jaxpr, jaxpr.outvars, merged_inputs)
+    return [not isinstance(x, jaxprs.Literal) and x in merged for x in jaxpr.outvars]
+
+
+def may_decide(eqn: Any) -> list[int]:
+    """The inputs of an equation that may decide which lanes log inside."""
+    found = deciding_inputs(eqn)
+    return [i for i, x in enumerate(eqn.invars) if i in found or _is_scalar(x)]
+
+
+def _is_scalar(atom: Any) -> bool:
     """Whether a variable may be a predicate or a counter."""
     kind = getattr(getattr(atom.aval, "dtype", None), "kind", "")
     return bool(kind) and kind in "biu" and not atom.aval.shape
+
+
+def _sources(jaxpr: Any) -> dict[Any, Any]:
+    """The equations that compute the variables of a jaxpr."""
+    equations = jaxprs.open_jaxpr(jaxpr).eqns
+    return {var: eqn for eqn in equations for var in eqn.outvars}

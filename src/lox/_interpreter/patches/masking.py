@@ -35,9 +35,12 @@ class EventMasker(AllEventsRewriter):
         parts = event.split(operands)
         axes = event.layout.lanes + event.layout.elements
         shape = jnp.shape(parts.values[0][0])[:axes]
+        # an event for all lanes of the loop, such as a count of `lox.progress`
+        common = tuple(range(len(shape), jnp.ndim(context)))
+        active = jnp.any(context, common) if common else context
         # the lanes of the loop or branch come first; those of a `vmap` inside, after
-        inner = (1,) * (len(shape) - jnp.ndim(context))
-        active = jnp.reshape(context, jnp.shape(context) + inner)
+        inner = (1,) * (len(shape) - jnp.ndim(active))
+        active = jnp.reshape(active, jnp.shape(active) + inner)
         active = jnp.broadcast_to(active, shape)
         parts.mask = active if parts.mask is None else parts.mask & active
         event = event.with_layout(masked=True)
