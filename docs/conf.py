@@ -21,7 +21,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["benchmark-results.md", "site/**"]  # included by a page; not pages
+# included by a page; not pages
+exclude_patterns = ["benchmark-results.md", "reliability-results.md", "site/**"]
 
 # The pages are plain Markdown that a forge shows too. Links to `page.md#heading` use
 # the anchors that a forge generates.

@@ -22,14 +22,14 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def programs(results: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| JAX | flags | date | seeds | programs | mismatches |"
-    yield "|---|---|---|---|---|---|"
+    yield "| JAX | flags | date | compared | seeds | programs | mismatches |"
+    yield "|---|---|---|---|---|---|---|"
     for one in results:
         last = one["first"] + one["count"] - 1
         flags = ", ".join(one["flags"]) or "none"
         yield (
-            f"| {one['jax']} | {flags} | {one['date']} | {one['first']} to {last} "
-            f"| {one['count']} | {one['failed']} |"
+            f"| {one['jax']} | {flags} | {one['date']} | {', '.join(one['checks'])} "
+            f"| {one['first']} to {last} | {one['count']} | {one['failed']} |"
         )
 
 
