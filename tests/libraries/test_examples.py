@@ -34,6 +34,7 @@ def quick_compilation():
     """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()  # of other tests, which may be optimized: JAX would use them
     yield
     jax.config.update("jax_disable_most_optimizations", before)
 
