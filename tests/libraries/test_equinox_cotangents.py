@@ -250,7 +250,7 @@ def test_cotangents_in_nested_equinox_loops_are_per_lane(outer, inner):
     check_lanes(functools.partial(nested, (outer, inner)), TWO_WAYS)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+@pytest.mark.parametrize("kind", [pytest.param("bounded", marks=long), "checkpointed"])
 def test_reductions_and_taps_skip_cotangents_of_ended_lanes(kind):
     fun = functools.partial(simple, kind)
     for options in (

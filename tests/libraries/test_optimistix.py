@@ -13,6 +13,7 @@ from .recording import (
     check_gradient,
     check_lanes,
     check_logs,
+    long,
     quiet,
     record,
     record_lanes,
@@ -96,7 +97,7 @@ def test_solver_logs_every_evaluation_of_its_function(make):
     check_logs(make, ARGS, events, reduce, capacity=CAPACITY)
 
 
-@pytest.mark.parametrize("make", (newton, bfgs))
+@pytest.mark.parametrize("make", (newton, pytest.param(bfgs, marks=long)))
 def test_vmapped_solves_log_per_lane_until_they_end(make):
     args = jnp.arange(3), jnp.array([1.0, 3.0, 60.0])
     lanes = record_lanes(make, *args, in_custom_rules=True)
@@ -116,7 +117,7 @@ def test_nelder_mead_logs_simplex_and_points_on_one_line():
     assert_bitwise(jax.jit(lox.nolog(solve))(*ARGS), plain)
 
 
-@pytest.mark.parametrize("make", (newton, least_squares))
+@pytest.mark.parametrize("make", (newton, pytest.param(least_squares, marks=long)))
 def test_implicit_differentiation_logs_events_of_solver(make):
     _, events = record(make, *ARGS, in_custom_rules=True)
     check_gradient(make, ARGS, events, capacity=CAPACITY)
