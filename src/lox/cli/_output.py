@@ -5,6 +5,7 @@ import json
 import os
 import select
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -68,6 +69,30 @@ def _discard(stream: Any) -> None:
 def print_json(result: Any) -> None:
     """Prints the result of a command that was given `--json`, as one line."""
     print(json.dumps(result), flush=True)
+
+
+def say_problems(
+    skipped: Mapping[str, str],
+    errors: Mapping[str, str],
+    reported: Mapping[str, str] | None,
+    not_done: str,
+) -> None:
+    """Says what was skipped or failed in an update, unless it was said before.
+
+    Args:
+        skipped: the reasons, by run.
+        errors: the errors, by run.
+        reported: what was said about the update before; None if this is the first.
+        not_done: what was not done with what was skipped: `not sent`.
+    """
+    for name, reason in {**skipped, **errors}.items():
+        if reported is None or reported.get(name) != reason:
+            say(f"{'error' if name in errors else not_done}: {reason}")
+
+
+def count_of(number: int, what: str) -> str:
+    """Such as `1 run` and `2,000 runs`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def readable_size(size: int) -> str:

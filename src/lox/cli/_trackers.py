@@ -24,7 +24,7 @@ from lox._trackers.sent import alone
 from lox._trackers.unsent import UNSENT, Origin
 
 from ._find import absolute, find_runs, is_run
-from ._output import print_json, say
+from ._output import count_of, print_json, say_problems
 
 # the options of the command, by their names in `CommandOptions`
 _OPTIONS = {
@@ -255,10 +255,11 @@ class _Replay:
             self._report.found += 1
             with self._reported(run):
                 self._send(run, origins)
+        runs = count_of(len(found), "run")
         for kind, count in others.items():
             self._report.skipped[kind] = (
-                f"{count} of {_count(len(found), 'run')} in {self._directory}: logs of "
-                f"{kind}, which does not send to {self._report.to}."
+                f"{count} of {runs} in {self._directory}: logs of {kind}, which does "
+                f"not send to {self._report.to}."
             )
 
     @contextlib.contextmanager
@@ -355,9 +356,7 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
         as_json: whether to print JSON.
         reported: what was said about the update before; None if this is the first.
     """
-    for name, reason in {**report.skipped, **report.errors}.items():
-        if reported is None or reported.get(name) != reason:
-            say(f"{'error' if name in report.errors else 'not sent'}: {reason}")
+    say_problems(report.skipped, report.errors, reported, "not sent")
     if as_json:
         print_json(dataclasses.asdict(report))
     elif report.runs or report.unsent or (reported is None and not report.errors):
@@ -369,20 +368,16 @@ def _as_text(report: Report) -> str:
     project = f" (project {report.project})" if report.project else ""
     sent = []
     if report.runs:
-        rows = _count(sum(report.runs.values()), "row")
-        runs = _count(len(report.runs), "run")
+        rows = count_of(sum(report.runs.values()), "row")
+        runs = count_of(len(report.runs), "run")
         sent.append(f"{rows} of {runs} to {report.to}{project}")
     if report.unsent:
-        rows = _count(sum(report.unsent.values()), "row")
+        rows = count_of(sum(report.unsent.values()), "row")
         sent.append(f"{rows} that loggers could not send to {report.to}")
     text = f"{'would send' if report.dry_run else 'sent'} {', and '.join(sent)}"
     if not sent:
-        found = f" in {_count(report.found, 'run')}" if report.found else ""
+        found = f" in {count_of(report.found, 'run')}" if report.found else ""
         text = f"nothing new for {report.to}{found}"
     if report.unfinished:
-        text += f"; {_count(len(report.unfinished), 'run')} not finished"
+        text += f"; {count_of(len(report.unfinished), 'run')} not finished"
     return text
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -20,7 +20,7 @@ from lox._trackers import targets
 
 from . import _trackers
 from ._arguments import positive_seconds
-from ._output import print_json, readable_size, say
+from ._output import count_of, print_json, readable_size, say_problems
 
 HELP = "copy a store, or send runs to a tracker; only what is new"
 
@@ -108,10 +108,7 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
         as_json: whether to print JSON.
         reported: what was said about the update before; None if this is the first.
     """
-    for name, reason in {**report.skipped, **report.errors}.items():
-        if reported is None or reported.get(name) != reason:
-            kind = "error" if name in report.errors else "not copied"
-            say(f"{kind}: {reason}")
+    say_problems(report.skipped, report.errors, reported, "not copied")
     if as_json:
         print_json(_as_json(report))
     elif report.files or reported is None or _is_finished(report):
@@ -120,18 +117,12 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
 
 def _as_text(report: Report) -> str:
     """Such as `sent 1.2 MB in 40 files of 8 runs; 2 runs not finished`."""
-
-    def count(number: int, what: str) -> str:
-        return f"{number:,} {what}{'' if number == 1 else 's'}"
-
     if not report.found:
         return "no runs yet"
-    text = (
-        f"sent {readable_size(report.byte_count)} in {count(report.files, 'file')} of "
-        f"{count(len(report.runs), 'run')}"
-    )
+    size, files = readable_size(report.byte_count), count_of(report.files, "file")
+    text = f"sent {size} in {files} of {count_of(len(report.runs), 'run')}"
     if report.unfinished:
-        text += f"; {count(len(report.unfinished), 'run')} not finished"
+        text += f"; {count_of(len(report.unfinished), 'run')} not finished"
     return text
 
 

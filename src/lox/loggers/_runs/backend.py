@@ -18,7 +18,7 @@ from lox._trackers.unsent import Origin, new_token
 
 from .config import plain_config
 from .spill import Chunk, Spill
-from .unsent import UNSENT, Unsent
+from .unsent import UNSENT, Unsent, UnsentRuns
 
 if TYPE_CHECKING:
     from lox.loggers._base import Logger
@@ -210,7 +210,8 @@ class Backend:
                 origin = self._origin(run)
                 # other logs come before them
                 following = None if origin is None else origin.following()
-                run.spill = Spill(self.name, run.words, config, following)
+                runs = UnsentRuns(self.name, run.words, config, following)
+                run.spill = Spill(self.name, runs)
             run.spill.write(logs, size)
         except Exception as error:  # such as a full disk
             self._warn_once(
@@ -317,7 +318,8 @@ class Backend:
         try:
             if run.unsent is None:
                 config = self._logger._run_info(run.words, run.config).config
-                run.unsent = Unsent(self.name, run.words, config, origin)
+                runs = UnsentRuns(self.name, run.words, config, origin)
+                run.unsent = Unsent(runs)
         except Exception as error:
             return f"logs that it does not accept are lost, because {error}"
         hint = f"lox sync {UNSENT} --to {origin.tracker}" if origin else "lox.runs"

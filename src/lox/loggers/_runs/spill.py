@@ -9,7 +9,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from lox._errors import LoxError
 from lox._logs.access import metadata_of
@@ -32,20 +31,12 @@ class Spill:
 
     Args:
         name: the name of the logger.
-        words: the words of the run's key.
-        config: the config of the run.
-        origin: the tracker that they belong to, if it is one of `lox sync`.
+        runs: creates the runs that they are written to.
     """
 
-    def __init__(
-        self,
-        name: str,
-        words: tuple[int, ...],
-        config: Any,
-        origin: Origin | None = None,
-    ) -> None:
+    def __init__(self, name: str, runs: UnsentRuns) -> None:
         self._name = name
-        self._runs = UnsentRuns(name, words, config, origin)
+        self._runs = runs
         self._chunks: list[Chunk] = []
 
     def __bool__(self) -> bool:

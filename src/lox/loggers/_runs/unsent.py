@@ -61,20 +61,11 @@ class Unsent:
     """The unsent logs of one run.
 
     Args:
-        name: the name of the logger.
-        words: the words of the run's key.
-        config: the config of the run.
-        origin: the tracker that they belong to, if it is one of `lox sync`.
+        runs: creates the runs that they are written to.
     """
 
-    def __init__(
-        self,
-        name: str,
-        words: tuple[int, ...],
-        config: Any,
-        origin: Origin | None = None,
-    ) -> None:
-        self._runs = UnsentRuns(name, words, config, origin)
+    def __init__(self, runs: UnsentRuns) -> None:
+        self._runs = runs
         self._writer = self._runs.new_writer()
 
     def write(self, logs: logdict) -> None:
