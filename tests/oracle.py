@@ -116,7 +116,8 @@ class Plain:
         self.events = []
 
     def log(self, data, when=True, **steps):
-        for i in zip(*np.nonzero(when), strict=True) if np.ndim(when) else [()] * when:
+        # NumPy's, because JAX finds indices slowly
+        for i in map(tuple, np.argwhere(np.asarray(when))):
             row = jax.tree.map(lambda x, i=i: np.asarray(x)[i], data)
             own = {n: np.asarray(x)[i if np.ndim(x) else ()] for n, x in steps.items()}
             self.events.append((row, own))

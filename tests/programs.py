@@ -120,6 +120,7 @@ class _Forked:
 
     def __init__(self, request: Any, modules: tuple[str, ...], *files: int) -> None:
         self.returncode: int | None = None
+        self._new_session: bool = request["new_session"]
         ours: list[Any] = []
         theirs: list[int] = []
         to_close: list[int] = []
@@ -175,12 +176,22 @@ class _Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def _kill_all(self) -> None:
+        """Kills the program, and the processes of its session if it has its own.
+
+        They may hold its pipes open, which then cannot be closed here.
+        """
+        self.kill()
+        if self._new_session:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def __enter__(self) -> "_Forked":
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None:
-            self.kill()
+            self._kill_all()
         for file in (self.stdin, self.stdout, self.stderr):
             if file is not None:
                 with contextlib.suppress(BrokenPipeError):

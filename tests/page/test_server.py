@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import socketserver
 import threading
@@ -373,3 +374,26 @@ def test_serve_ends_with_an_interrupt_and_frees_its_port(tmp_path):
     serve(tmp_path, port=0, ready=interrupt)
     port = int(urls[0].rstrip("/").rpartition(":")[2])
     PageServer(tmp_path, port=port).server_close()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_serve_ends_with_an_interrupt_that_comes_in_a_finalizer(tmp_path):
+    class Interrupts:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)  # whose exception Python ignores
+
+    serve(tmp_path, port=0, ready=lambda url: Interrupts() and None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_serve_raises_at_the_second_of_two_interrupts(tmp_path):
+    seen = []
+
+    def interrupt(url):
+        signal.raise_signal(signal.SIGINT)
+        seen.append("first")
+        signal.raise_signal(signal.SIGINT)
+        seen.append("second")
+
+    serve(tmp_path, port=0, ready=interrupt)
+    assert seen == ["first"]

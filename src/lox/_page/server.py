@@ -16,12 +16,13 @@ import ipaddress
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lox._errors import LoxError, LoxValueError, StoreError
@@ -51,6 +52,7 @@ _MIN_TOKEN = 16  # characters
 _MAX_CONNECTIONS = 64
 _MAX_COMPUTING = 2
 _IDLE_SECONDS = 30.0
+_POLL_SECONDS = 0.1  # how long Ctrl-C may take
 _LOOK_SECONDS = 0.1  # how often the store is looked at, however many pages ask
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
@@ -75,12 +77,37 @@ def serve(
     """
     server = PageServer(store, host, port, token)
     try:
-        (ready or _announce)(server.url)
-        server.serve_forever()
+        with _interruptible(server):
+            (ready or _announce)(server.url)
+            server.serve_forever(_POLL_SECONDS)
     except KeyboardInterrupt:
         pass
     finally:
         server.server_close()
+
+
+@contextlib.contextmanager
+def _interruptible(server: "PageServer") -> Iterator[None]:
+    """Inside, Ctrl-C ends `serve_forever`, or raises if it was pressed before.
+
+    Python ignores a `KeyboardInterrupt` in a finalizer or in the callback of a weak
+    reference, and the main thread of a server runs those of its other threads.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        if server.interrupted:
+            raise KeyboardInterrupt
+        server.interrupted = True
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _announce(url: str) -> None:
@@ -99,6 +126,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     Attributes:
         url: where the page is, with the token if there is one.
+        interrupted: whether `serve_forever` shall raise a `KeyboardInterrupt`.
     """
 
     daemon_threads = True
@@ -112,6 +140,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         token: str | None = None,
         refresh: float = REFRESH_SECONDS,
     ) -> None:
+        self.interrupted = False
         self.refresh = refresh
         self.host = host.strip("[]")
         self.token = _token_for(self.host, token)
@@ -157,6 +186,10 @@ class PageServer(http.server.ThreadingHTTPServer):
         )
 
     # --- connections -------------------------------------------------------------
+
+    def service_actions(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

@@ -81,7 +81,9 @@ def run_cases(check: Callable[..., Any], first: int, count: int) -> list[Failure
     while seed < end:
         with tempfile.TemporaryDirectory() as directory:
             arguments = (check.__module__, check.__name__, seed, end, directory)
-            done = programs.run(programs.calling(worker), *arguments)
+            # with all its processes in a session, none is left behind
+            program = programs.calling(worker)
+            done = programs.run(program, *arguments, new_session=True)
         at = seed
         for line in done.stdout.splitlines():
             message = json.loads(line)
