@@ -22,15 +22,35 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def programs(results: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| JAX | flags | date | compared | seeds | programs | mismatches |"
+    """A line for each version of JAX and its flags."""
+    yield "| JAX | flags | dates | seeds | programs | of them compiled | mismatches |"
     yield "|---|---|---|---|---|---|---|"
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in results:
-        last = one["first"] + one["count"] - 1
         flags = ", ".join(one["flags"]) or "none"
-        yield (
-            f"| {one['jax']} | {flags} | {one['date']} | {', '.join(one['checks'])} "
-            f"| {one['first']} to {last} | {one['count']} | {one['failed']} |"
+        groups.setdefault((one["jax"], flags), []).append(one)
+    for (jax, flags), group in sorted(groups.items()):
+        dates = sorted({one["date"] for one in group})
+        count, compiled, failed = (
+            sum(one[name] for one in group) for name in ("count", "compiled", "failed")
         )
+        yield (
+            f"| {jax} | {flags} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} "
+            f"| {seeds(group)} | {count:,} | {compiled:,} | {failed} |"
+        )
+
+
+def seeds(group: list[dict[str, Any]]) -> str:
+    """The ranges of seeds; neighbours are joined."""
+    ranges: list[list[int]] = []
+    for first, end in sorted(
+        (one["first"], one["first"] + one["count"]) for one in group
+    ):
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
+        else:
+            ranges.append([first, end])
+    return ", ".join(f"{first} to {end - 1}" for first, end in ranges)
 
 
 def faults(results: list[dict[str, Any]]) -> Iterator[str]:

@@ -2,12 +2,17 @@
 
 import os
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import lox
 from tests import oracle
 from tests.fuzz import found_programs, orders, shrinking
 from tests.fuzz.checks import CHECKS
-from tests.interpreter.test_mixed_oracle import Program
+from tests.fuzz.evaluation import without_compiling
+from tests.interpreter.test_mixed_oracle import CAPACITY, LANES, Program
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`lox.observe` found no loop",
@@ -22,6 +27,18 @@ SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 8)
 @pytest.mark.parametrize("name", ["orders", "stores", "devices"])
 def test_random_program_logs_what_plain_python_logs(name, seed):
     CHECKS[name](seed, None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_evaluating_a_program_gives_the_results_of_compiling_it(seed):
+    program = Program(100 + seed, None)
+    fun = jax.vmap(lox.spool(program.function, capacity=CAPACITY))
+    x = jnp.array(LANES)
+    compiled = jax.jit(lambda x: fun(x))(x)
+    with without_compiling():
+        evaluated = jax.jit(lambda x: fun(x))(x)
+    for ours, theirs in zip(*map(jax.tree.leaves, (evaluated, compiled)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5)
 
 
 def test_programs_that_once_failed_log_what_plain_python_logs():

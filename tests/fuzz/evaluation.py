@@ -1,0 +1,261 @@
+"""Evaluates jaxprs with NumPy, because compiling them takes most of the time.
+
+Lox changes jaxprs, so its mistakes are found in this way too. What this leaves out is
+XLA and the callbacks of compiled programs: some programs are compiled as well.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import pjit
+
+from lox._jax import jaxprs, primitives
+
+_CONTROL = ("scan", "while", "cond", "shard_map")
+
+
+@contextlib.contextmanager
+def without_compiling() -> Iterator[None]:
+    """Inside, jitted functions with more than one operation are not compiled."""
+    compiled = pjit._pjit_call_impl_python
+
+    def call(*args: Any, jaxpr: Any, **params: Any) -> Any:
+        if _is_operation(jaxpr):  # it is compiled only once
+            return compiled(*args, jaxpr=jaxpr, **params)
+        with np.errstate(all="ignore"):
+            outs = evaluate(jaxpr, args)
+        return list(map(jnp.asarray, outs)), None, None, []
+
+    pjit._pjit_call_impl_python = call
+    try:
+        yield
+    finally:
+        pjit._pjit_call_impl_python = compiled
+
+
+def _is_operation(closed: Any) -> bool:
+    if closed.effects or len(closed.eqns) > 1:
+        return False
+    return not any(
+        eqn.primitive.name in _CONTROL or _called(eqn) is not None
+        for eqn in closed.eqns
+    )
+
+
+def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of a closed jaxpr."""
+    closed = jaxprs.close(closed)
+    jaxpr = closed.jaxpr
+    env = dict(zip(jaxpr.constvars, map(_numpy, closed.consts), strict=True))
+    env.update(zip(jaxpr.invars, map(_numpy, args), strict=True))
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, jaxprs.Literal):
+            return np.asarray(atom.val, atom.aval.dtype)
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        outs = _evaluate(eqn, list(map(read, eqn.invars)))
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def _numpy(x: Any) -> Any:
+    """As a NumPy array; PRNG keys, which NumPy does not have, stay as they are."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return x
+    return np.asarray(x)
+
+
+def _evaluate(eqn: Any, args: list[Any]) -> list[Any]:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "scan":
+        return _scan(params, args)
+    if name == "while":
+        return _while(params, args)
+    if name == "cond":
+        index, *operands = args
+        branches = params["branches"]
+        return evaluate(branches[min(max(int(index), 0), len(branches) - 1)], operands)
+    if name == "shard_map":
+        raise NotImplementedError("`shard_map` needs devices: compile the program")
+    inner = _called(eqn)
+    if inner is not None:
+        return evaluate(inner, args)
+    operation = _OPERATIONS.get(name)
+    if operation is not None and all(type(x) is np.ndarray for x in args):
+        out = operation(params, *args)
+        return [np.asarray(out, eqn.outvars[0].aval.dtype)]
+    outs = eqn.primitive.bind(*args, **params)
+    outs = outs if eqn.primitive.multiple_results else [outs]
+    return list(map(_numpy, outs))
+
+
+def _called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls, if it is a call."""
+    if eqn.primitive.name.startswith("reduce"):
+        return None
+    return eqn.params.get("call_jaxpr", eqn.params.get("jaxpr"))
+
+
+# --- loops ---------------------------------------------------------------------
+
+
+def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    consts, carry, _ = primitives.scan_sizes(params, len(args))
+    fixed, state, xs = args[:consts], args[consts:][:carry], args[consts + carry :]
+    length, body = params["length"], params["jaxpr"]
+    rows = []
+    for i in reversed(range(length)) if params["reverse"] else range(length):
+        outs = evaluate(body, [*fixed, *state, *(x[i] for x in xs)])
+        state = outs[:carry]
+        rows.append(outs[carry:])
+    if not rows:
+        avals = jaxprs.close(body).out_avals[carry:]
+        return [*state, *(np.zeros((0, *aval.shape), aval.dtype) for aval in avals)]
+    if params["reverse"]:
+        rows.reverse()
+    return [*state, *(_stacked(column) for column in zip(*rows, strict=True))]
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    return (np if type(rows[0]) is np.ndarray else jnp).stack(list(rows))
+
+
+def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    cond_consts, body_consts, carry = primitives.split_while(params, args)
+    while True:
+        (running,) = evaluate(params["cond_jaxpr"], [*cond_consts, *carry])
+        if not np.any(running):
+            return list(carry)
+        new = evaluate(params["body_jaxpr"], [*body_consts, *carry])
+        if np.ndim(running):  # after a `vmap`, lanes that have ended keep their values
+            new = [_where(running, *pair) for pair in zip(new, carry, strict=True)]
+        carry = new
+
+
+def _where(running: Any, new: Any, old: Any) -> Any:
+    running = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
+    return (np if type(new) is np.ndarray else jnp).where(running, new, old)
+
+
+# --- operations ------------------------------------------------------------------
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, *args: function(*args)
+
+
+def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, x: function(x, axis=tuple(params["axes"]))
+
+
+def _div(params: Any, x: Any, y: Any) -> Any:
+    if x.dtype.kind == "f":
+        return x / y
+    return np.where(y == 0, -1, np.fix(x / np.where(y == 0, 1, y)))
+
+
+def _rem(params: Any, x: Any, y: Any) -> Any:
+    if x.dtype.kind == "f":
+        return np.fmod(x, y)
+    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y)))
+
+
+def _select(params: Any, which: Any, *cases: Any) -> Any:
+    if len(cases) == 1:
+        return cases[0]
+    if which.dtype == bool:
+        return np.where(which, cases[1], cases[0])
+    return np.choose(np.clip(which, 0, len(cases) - 1), cases)
+
+
+def _broadcast(params: Any, x: Any) -> Any:
+    shape = [1] * len(params["shape"])
+    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        shape[axis] = size
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+def _within(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Slices that begin inside of an array, as XLA does."""
+    first = [
+        min(max(int(start), 0), size - part)
+        for start, size, part in zip(starts, x.shape, sizes, strict=True)
+    ]
+    return tuple(slice(a, a + part) for a, part in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(params: Any, x: Any, *starts: Any) -> Any:
+    return x[_within(x, starts, params["slice_sizes"])]
+
+
+def _dynamic_update(params: Any, x: Any, update: Any, *starts: Any) -> Any:
+    new = np.array(x)
+    new[_within(x, starts, update.shape)] = update
+    return new
+
+
+def _slice(params: Any, x: Any) -> Any:
+    strides = params["strides"] or (1,) * x.ndim
+    limits = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return x[tuple(slice(*each) for each in limits)]
+
+
+def _iota(params: Any) -> Any:
+    shape, axis = params["shape"], params["dimension"]
+    column = np.arange(shape[axis]).reshape([-1] + [1] * (len(shape) - axis - 1))
+    return np.broadcast_to(column, shape)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "abs": _plain(np.abs),
+    "add": _plain(operator.add),
+    "add_any": _plain(operator.add),
+    "and": _plain(operator.and_),
+    "broadcast_in_dim": _broadcast,
+    "clamp": _plain(lambda low, x, high: np.clip(x, low, high)),
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
+    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "copy": _plain(np.array),
+    "div": _div,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "eq": _plain(operator.eq),
+    "floor": _plain(np.floor),
+    "ge": _plain(operator.ge),
+    "gt": _plain(operator.gt),
+    "iota": _iota,
+    "is_finite": _plain(np.isfinite),
+    "le": _plain(operator.le),
+    "lt": _plain(operator.lt),
+    "max": _plain(np.maximum),
+    "min": _plain(np.minimum),
+    "mul": _plain(operator.mul),
+    "ne": _plain(operator.ne),
+    "neg": _plain(operator.neg),
+    "not": _plain(operator.invert),
+    "or": _plain(operator.or_),
+    "reduce_and": _reduction(np.all),
+    "reduce_max": _reduction(np.max),
+    "reduce_min": _reduction(np.min),
+    "reduce_or": _reduction(np.any),
+    "reduce_sum": _reduction(np.sum),
+    "rem": _rem,
+    "reshape": lambda params, x: x.reshape(params["new_sizes"]),
+    "rev": lambda params, x: np.flip(x, params["dimensions"]),
+    "select_n": _select,
+    "slice": _slice,
+    "sqrt": _plain(np.sqrt),
+    "square": _plain(np.square),
+    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
+    "stack": lambda params, *xs: np.stack(xs, params["axis"]),
+    "stop_gradient": _plain(np.asarray),
+    "sub": _plain(operator.sub),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+}
