@@ -38,7 +38,7 @@ def test_sync_copies_a_store_and_says_what_was_sent(store, tmp_path, capsys):
         run.load() for run in lox.runs(store)
     ]
     assert sync(store, "--to", copy) == 0
-    assert capsys.readouterr().out == "sent 0 bytes in 0 files of 0 runs\n"
+    assert capsys.readouterr().out == "nothing new\n"
     assert sync(lox.runs(store)[1].path, "--to", tmp_path / "one") == 0
     assert lox.load(tmp_path / "one") == lox.load(store, key=1)
 

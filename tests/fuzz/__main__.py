@@ -51,11 +51,14 @@ class Case(NamedTuple):
     def error(self, program: oracle.Program | None = None) -> str | None:
         """The error of the check, or None if it passes."""
         lox.set_default("silent")  # otherwise untransformed programs print
+        oracle.close_calls.clear()
         context = contextlib.nullcontext() if self.compiled else without_compiling()
         try:
             with context:
                 CHECKS[self.name](self.seed, program)
         except Exception:
+            if oracle.close_calls:  # nobody knows what is right
+                return None
             return traceback.format_exc(limit=-6)
         return None
 

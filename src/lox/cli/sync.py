@@ -119,8 +119,10 @@ def _as_text(report: Report) -> str:
     """Such as `sent 1.2 MB in 40 files of 8 runs; 2 runs not finished`."""
     if not report.found:
         return "no runs yet"
-    size, files = readable_size(report.byte_count), count_of(report.files, "file")
-    text = f"sent {size} in {files} of {count_of(len(report.runs), 'run')}"
+    text = "nothing new"
+    if report.files:
+        size, files = readable_size(report.byte_count), count_of(report.files, "file")
+        text = f"sent {size} in {files} of {count_of(len(report.runs), 'run')}"
     if report.unfinished:
         text += f"; {count_of(len(report.unfinished), 'run')} not finished"
     return text
