@@ -1,7 +1,7 @@
 """`lox.progress`: what a bar adds to each iteration of a loop.
 
-A loop makes 20 to 100 reports, and its call takes 0.2 ms longer because JAX orders their
-callbacks. The direct measurement includes both.
+A loop makes 20 to 100 reports, and its call takes 0.2 ms longer because JAX orders
+their callbacks. The direct measurement includes both.
 """
 
 import io
