@@ -226,7 +226,7 @@ def test_cotangents_of_lanes_do_not_depend_on_how_steps_are_saved(kind):
     check_lanes(functools.partial(simple, kind), TWO_WAYS)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "checkpointed"])
+@pytest.mark.parametrize("kind", [pytest.param("bounded", marks=long), "checkpointed"])
 @pytest.mark.parametrize(
     "program",
     [
@@ -244,8 +244,15 @@ def test_cotangents_in_the_body_of_an_equinox_loop_are_per_lane(program, kind):
     check_lanes(functools.partial(program, kind), TWO_WAYS)
 
 
-@pytest.mark.parametrize("inner", ["bounded", "checkpointed"])
-@pytest.mark.parametrize("outer", ["bounded", "saved"])
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("saved", "checkpointed"),
+        ("bounded", "bounded"),
+        pytest.param("bounded", "checkpointed", marks=long),
+        pytest.param("saved", "bounded", marks=long),
+    ],
+)
 def test_cotangents_in_nested_equinox_loops_are_per_lane(outer, inner):
     check_lanes(functools.partial(nested, (outer, inner)), TWO_WAYS)
 

@@ -213,7 +213,10 @@ def test_tap_streams_episodes_when_they_end(plain):
     reduced = lox.spool(buffered, list(modes), reduce=modes)
     (_, threaded), logs = lox.nolog(reduced)(SEEDS[0])
     events = expected(threaded)
-    assert_tapped(returns, finished_episodes(threaded))
+    episodes = finished_episodes(threaded)
+    # a callback is told the lane, too
+    lanes = [(data, {**steps, "lane": steps["env"]}) for data, steps in episodes]
+    assert_tapped(returns, lanes)
     assert_buffered(buffers, events)
     assert_reduced(logs, events, modes)
 
