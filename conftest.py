@@ -4,7 +4,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 from importlib import metadata
+
+# Shells start background jobs with an ignored SIGINT, which would be ignored by the
+# programs of the tests too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FLAGS = [os.environ.get("XLA_FLAGS", "")]
 # XLA's compiler takes most of the time of the tests. Up to JAX 0.10 it has two code

@@ -278,6 +278,8 @@ def _become(request: Any, descriptors: list[int]) -> tuple[Any, dict[str, Any]]:
     """Makes this process look like a new one; returns its code and its globals."""
     if request["new_session"]:
         os.setsid()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [0, 1, 2, *request["pass_fds"]]
     # first moved above all of these numbers, so that none overwrites another
     above = [_duplicate_above(fd, max(numbers)) for fd in descriptors]
