@@ -31,7 +31,7 @@ help:
 	@echo "make canary     test another version of JAX (JAX=0.12.1)"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
-	@echo "make bench      run the benchmarks"
+	@echo "make bench      run the benchmarks, also beside other libraries"
 	@echo "make clean      remove virtual environments and caches"
 
 $(VENV)/ready: pyproject.toml
@@ -99,7 +99,9 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
+	$(BIN)/python -m pip $(INSTALL) --editable '.[bench]'
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks peers
 
 clean:
 	rm -rf build $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache

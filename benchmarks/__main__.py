@@ -1,4 +1,7 @@
-"""`python -m benchmarks [topic ...]` prints a table; by default, of all topics."""
+"""`python -m benchmarks [topic ...]` prints a table; by default, of all topics.
+
+`python -m benchmarks peers` compares with other libraries, and has options.
+"""
 
 import sys
 
@@ -27,6 +30,7 @@ from . import (
     viewers,
 )
 from .figure import HEADER
+from .peers import command as peers
 
 TOPICS = {
     module.__name__.rpartition(".")[2]: module
@@ -58,6 +62,8 @@ TOPICS = {
 
 
 def main(names: list[str]) -> None:
+    if names[:1] == ["peers"]:
+        sys.exit(peers.main(names[1:]))
     unknown = sorted(set(names) - set(TOPICS))
     if unknown:
         sys.exit(f"unknown: {', '.join(unknown)}; topics are {', '.join(TOPICS)}")

@@ -22,7 +22,12 @@ extensions = [
     "sphinx_copybutton",
 ]
 # included by a page; not pages
-exclude_patterns = ["benchmark-results.md", "reliability-results.md", "site/**"]
+exclude_patterns = [
+    "benchmark-results.md",
+    "peer-results.md",
+    "reliability-results.md",
+    "site/**",
+]
 
 # The pages are plain Markdown that a forge shows too. Links to `page.md#heading` use
 # the anchors that a forge generates.

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peers.results import read
+from docs.site import peer_pictures, peer_results
 from docs.site.benchmark_results import PATH, read_results
 from docs.site.diagrams import DIAGRAMS
 from docs.site.page_programs import run_page
@@ -141,12 +143,18 @@ def _benchmarks(directory: pathlib.Path) -> None:
     _save_plot("benchmark-streaming", draw)
 
 
+def _peers(directory: pathlib.Path) -> None:
+    del directory
+    for name, draw in peer_pictures.pictures(read(peer_results.SOURCE)).items():
+        _save_plot(name, draw)
+
+
 def main() -> None:
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
     for name, draw in DIAGRAMS.items():
         (DIRECTORY / f"{name}.svg").write_text(draw())
-    for make in (_front_page, _tutorial, _benchmarks):
+    for make in (_front_page, _tutorial, _benchmarks, _peers):
         with tempfile.TemporaryDirectory() as directory:
             make(pathlib.Path(directory))
     made = [path for path in DIRECTORY.iterdir() if path.suffix != ".skipped"]
