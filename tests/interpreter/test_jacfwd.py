@@ -129,3 +129,22 @@ def test_jacfwd_raises_where_its_patch_is_missing(monkeypatch):
     with pytest.raises(lox.UnsupportedJaxError, match=r"'v'.*jacfwd.*jacrev"):
         jax.jacfwd(unmarked)(jnp.ones(2))
     assert tapped(unmarked, jnp.ones(2)) == [{"v": 1.0}, {"v": 1.0}]
+
+
+def test_jacfwd_of_a_vmapped_while_loop_logs_each_iteration_once():
+    def double(x):
+        def body(x):
+            lox.log({"x": x})
+            return 2.0 * x
+
+        return jax.lax.while_loop(lambda x: x < 4.0, body, x)
+
+    def total(x):
+        return jax.vmap(double)(x + jnp.array([0.0, 2.0])).sum()
+
+    expected = lox.spool(total, capacity=9)(1.0)[1]
+    assert [lane.compact()["x"].tolist() for lane in expected.lanes()] == [[1, 2], [3]]
+    for derivative in (jax.jacfwd(total), jax.jacfwd(jax.jacfwd(total))):
+        value, logs = lox.spool(derivative, capacity=9)(1.0)
+        assert str(logs) == str(expected)
+    assert lox.spool(jax.jacfwd(total), capacity=9)(1.0)[0] == 6.0

@@ -271,7 +271,7 @@ def test_branch_on_merged_lanes_logs_for_lanes_that_would_take_it():
 
 @pytest.mark.parametrize(
     "through",
-    [jax.jit(jnp.sqrt), jax.nn.relu, jax.checkpoint(jnp.sin)],
+    [jax.jit(jnp.sqrt), jax.nn.relu, jax.checkpoint(jnp.tanh)],
     ids=["jit", "custom_jvp", "checkpoint"],
 )
 def test_merged_lanes_are_followed_through_calls(through):
@@ -620,6 +620,7 @@ def test_logs_do_not_change_derivative_of_general_linear_solve():
 DERIVATIVES = {
     "grad": jax.grad,
     "jvp": lambda f: lambda y: jax.jvp(f, (y,), (1.0,))[1],
+    "jacfwd": jax.jacfwd,
     "vmap(grad)": lambda f: lambda y: jax.vmap(jax.grad(f))(y[None])[0],
     "grad(vmap)": lambda f: jax.grad(lambda y: jax.vmap(f)(y[None])[0]),
     "grad(jit)": lambda f: jax.grad(jax.jit(f)),
@@ -635,6 +636,21 @@ def test_solves_for_derivatives_log_nothing(solver, derivative):
     _, logs = lox.spool(DERIVATIVES[derivative](fun), capacity=99)(y)
     ((found,),) = [rows.values() for rows in rows_per_lane(logs, "vmap" in derivative)]
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["BiCGStab", pytest.param("GMRES", marks=long)])
+def test_derivatives_of_vmapped_linear_solves_log_per_lane(solver):
+    fun = linear(solver)
+    ys = jnp.array([3.0, 7.0])
+    expected = alone(fun, ys)
+    gradients = [_derivative_of_solve(y) for y in ys.tolist()]
+    for way in (
+        jax.vmap(jax.grad(fun)),
+        jax.grad(lambda ys: jax.vmap(fun)(ys).sum()),
+    ):
+        found, logs = lox.spool(way, capacity=99)(ys)
+        np.testing.assert_allclose(found, gradients, rtol=1e-3)
+        assert_same_rows(rows_per_lane(logs), expected, rtol=1e-2)
 
 
 def _derivative_of_solve(y):

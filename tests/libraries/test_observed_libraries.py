@@ -106,6 +106,19 @@ def test_diffrax_logs_every_step_of_a_solve():
     np.testing.assert_array_equal(np.unique(logs[TIME]), times_of(2.0))
 
 
+def test_stages_of_a_diffrax_solve_are_counted_per_lane():
+    # a lane that rejects its first step makes all lanes compute their first stage again
+    def stages(leaves):
+        return {"y": leaves[4]}
+
+    fun = lox.observe(decayed, carry=stages, loops="while[0]/while[0]")
+    xs = jnp.array([0.5, 60.0])
+    counts = [np.bincount(one.iteration["y"]) for one in lanes_of(fun, xs)]
+    # every step has six stages, and only some have a seventh
+    assert all(len(count) == 7 and count[0] > count[-1] for count in counts)
+    assert_lanes(fun, xs)
+
+
 def test_diffrax_logs_the_same_once_under_grad():
     fun = lox.observe(decayed, carry=True, loops="while[0]")
     value, logs = lox.spool(jax.grad(fun), argnames=TIME, capacity=CAPACITY)(2.0)

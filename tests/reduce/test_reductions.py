@@ -312,3 +312,15 @@ def test_custom_reduction_error_names_key():
     assert re.search(
         "'x', logged at .*programs_with_streams.py", error.value.__notes__[0]
     )
+
+
+@pytest.mark.parametrize("part", ["init", "update", "finish"])
+def test_exception_of_a_custom_reduction_is_raised_unchanged(part):
+    def raises(*args):
+        raise StopIteration("of the reduction")
+
+    parts = {"init": 0.0, "update": lambda s, x: s + x, "finish": lambda s: s}
+    reduction = lox.Reduction(**{**parts, part: raises})
+    with pytest.raises(StopIteration, match="of the reduction") as error:
+        lox.spool(lambda x: lox.log({"x": x}), reduce=reduction)(1.0)
+    assert error.traceback[-1].name == "raises"

@@ -590,6 +590,38 @@ def test_function_that_returns_no_mapping_is_refused():
         lox.observe(scanned, carry=lambda leaves: leaves[0])(1.5)
 
 
+def test_exception_of_a_function_is_raised_unchanged():
+    def raises(leaves):
+        raise StopIteration("of the function")
+
+    def looped(x):
+        return jax.lax.fori_loop(0, 3, lambda i, x: x + 1.0, x)
+
+    def branched(x):
+        return jax.lax.cond(x > 0, looped, lambda x: x, x)
+
+    for fun in (looped, branched, jax.checkpoint(branched)):
+        observed = lox.observe(fun, carry=raises)
+        for way in (lox.spool(observed), lox.nolog(observed), jax.grad(observed)):
+            with pytest.raises(StopIteration, match="of the function") as error:
+                way(1.0)
+            assert error.traceback[-1].name == "raises"
+
+
+def test_loops_of_a_linear_solve_without_a_transposed_one_are_found():
+    def solved(b):
+        def solve(matvec, b):
+            return jax.lax.fori_loop(0, 3, lambda i, x: x + 0.1 * (b - matvec(x)), b)
+
+        return jax.lax.custom_linear_solve(lambda x: 2.0 * x, b, solve)
+
+    fun = lox.observe(solved, carry=lambda leaves: {"x": leaves[-1]})
+    assert [loop.address for loop in fun.loops(1.0)] == ["scan[0]"]
+    value, logs = lox.spool(fun)(1.0)
+    np.testing.assert_allclose(logs["x"], [0.9, 0.82, 0.756], rtol=1e-6)
+    np.testing.assert_allclose(value, 0.756, rtol=1e-6)
+
+
 def test_value_that_is_not_an_array_is_refused():
     with pytest.raises(lox.LoxTypeError, match=r"`carry` of `lox.observe`, for .*'a'"):
         lox.observe(scanned, carry=lambda leaves: {"a": "x"})(1.5)

@@ -74,10 +74,12 @@ class Handler:
         memo_key: identifies a rewriter that needs no state; the jaxprs that it rewrites
             are cached by this key. None for other handlers.
         rules_need_state: whether events in derivative rules also need the state.
+        removes_all: whether it removes every event that has not been collected.
     """
 
     memo_key: Any = None
     rules_need_state = False
+    removes_all = False
 
     def wants(self, event: Event) -> bool:
         """Whether to handle this event; if not, it stays in the program unchanged."""
@@ -167,6 +169,7 @@ class Remover(Rewriter):
     def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
         self._wants = wants
         self.memo_key = ("remove", wants)
+        self.removes_all = wants is None
 
     def wants(self, event: Event) -> bool:
         if event.route.sink is not None:

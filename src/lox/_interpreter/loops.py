@@ -173,9 +173,6 @@ def is_linear_solve(eqn: Any) -> bool:
     return filtered and eqn.primitive.name.startswith("linear_solve")
 
 
-_SOLVE = 2  # the other jaxprs of a linear solve only describe its derivatives
-
-
 def jaxprs_that_run(eqn: Any) -> list[tuple[int, Any]]:
     """The jaxprs that an equation evaluates, with their numbers in its parameters.
 
@@ -188,7 +185,11 @@ def jaxprs_that_run(eqn: Any) -> list[tuple[int, Any]]:
     found = list(enumerate(jaxprs.jaxprs_in(eqn.params)))
     if hijax.kind_of(eqn) == hijax.CUSTOM_VJP or "call_jaxpr" in eqn.params:
         return found[:1]
-    return [found[_SOLVE]] if eqn.primitive is primitives.linear_solve_p else found
+    if eqn.primitive is primitives.linear_solve_p:
+        # its other jaxprs, not all of which it must have, only describe its derivatives
+        solve = eqn.params["jaxprs"].solve
+        return [(i, jaxpr) for i, jaxpr in found if jaxpr is solve]
+    return found
 
 
 def _loop(eqn: Any, address: str, backward: bool, place: debug_info.Place) -> Site:

@@ -24,7 +24,7 @@ from lox._jax import (
 
 from .custom_calls import lines_in
 from .handlers import NO_STATE
-from .iteration_numbers import bind_unnumbered, evaluate_numbered
+from .iteration_numbers import bind_unnumbered, evaluate_numbered, next_iteration
 from .loops import (
     Loop,
     Output,
@@ -219,7 +219,7 @@ class ObservedProgram:
             else:
                 outs = self(old, inner, (*here, 0))
             self._observer.iteration(loop, number, outs[:carry], outs[carry:], None)
-            return [number + 1, *outs]
+            return [next_iteration(number), *outs]
 
         avals = [*old.in_avals[:consts], jax.typeof(start), *old.in_avals[consts:]]
         ys = len(old.out_avals) - carry
@@ -250,7 +250,7 @@ class ObservedProgram:
                 log(number, outs, running)
             else:
                 self._observer.iteration(loop, number, outs, [], None)
-            return [number + 1, *outs]
+            return [next_iteration(number), *outs]
 
         def new_cond(*args: Any) -> list[Any]:
             at = len(cond_consts)

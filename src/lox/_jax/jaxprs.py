@@ -218,7 +218,11 @@ def jaxprs_of(eqn: JaxprEqn) -> Iterator[Any]:
 
 
 def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Applies `change` to every jaxpr in the parameters of an equation."""
+    """Applies `change` to every jaxpr in the parameters of an equation.
+
+    `change` may call functions of the user. It is called neither in `map` nor in a
+    generator, where a `StopIteration` of theirs would be taken for the end.
+    """
 
     def leaf(item: Any) -> Any:
         if is_jaxpr(item):
@@ -236,9 +240,9 @@ def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str
 
     def value(item: Any) -> Any:
         if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*map(leaf, item))
+            return type(item)(*[leaf(one) for one in item])
         if isinstance(item, tuple | list):
-            return type(item)(map(leaf, item))
+            return type(item)([leaf(one) for one in item])
         return leaf(item)
 
     return {name: value(item) for name, item in params.items()}

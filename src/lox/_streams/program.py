@@ -60,10 +60,11 @@ class Streams:
                 if key in sites:
                     sites[key].add(event)
         groups = group_keys(plans, lambda key: (frozenset(sites[key]), plans[key]))
-        streams = (
+        # not a generator, where a `StopIteration` of a user's reduction would be lost
+        streams = [
             Stream({key: types[key] for key in keys}, plans[keys[0]], emits)
             for keys in groups
-        )
+        ]
         return cls(dict(enumerate(streams)), selection)
 
     def __bool__(self) -> bool:

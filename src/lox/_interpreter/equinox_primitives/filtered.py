@@ -10,23 +10,24 @@ from lox._interpreter.walk import Walk
 from lox._jax import tracing
 
 from .expansion import expand, filtered_params
-from .silent import SilentCall, silent_p
+from .silent import SilentCall, expand_silent, silent_p
 
 
 @rule_finder
 def _rule_for(eqn: Any) -> Any:
-    return _filtered_rule if filtered_params(eqn.params) is not None else None
+    is_filtered = filtered_params(eqn.params) is not None
+    return _filtered_rule if is_filtered or eqn.primitive is silent_p else None
 
 
 def _filtered_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     handler = walk.handler
     if handler.memo_key is not None:  # no rows and no state
-        call = SilentCall(eqn.primitive, eqn.params, handler)
+        call = SilentCall.of(eqn, handler)
         return silent_p.bind(*args, call=call), Record(), state
-    expanded = expand(eqn)
+    expanded = expand_silent(eqn) if eqn.primitive is silent_p else expand(eqn)
     if not isinstance(handler, Collector) or not walk.wants_in_jaxpr(expanded):
         return tracing.bind(eqn, args), Record(), state
-    call = SilentCall(eqn.primitive, eqn.params, Remover(handler.wants))
+    call = SilentCall.of(eqn, Remover(handler.wants))
 
     def silent(*args: Any) -> list[Any]:
         return silent_p.bind(*args, call=call)

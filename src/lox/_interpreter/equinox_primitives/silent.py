@@ -1,4 +1,4 @@
-"""`silent_p`: another primitive with all of its rules, but without its events."""
+"""`silent_p`: another primitive with all of its rules, without some of its events."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,16 +7,39 @@ import jax
 
 from lox._events.primitive import without_transpose_warnings
 from lox._interpreter.handlers import NO_STATE, Handler
+from lox._interpreter.rule_table import other_jaxprs
 from lox._interpreter.walk import Walk
-from lox._jax import ad, primitives, rule_tables
+from lox._jax import ad, primitives, rule_tables, tracing
+
+from .expansion import trace
+
+
+class _Expansions:
+    """What a primitive does without its events, as jaxprs; no pytree, as a dict is."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
 
 
 class SilentCall(NamedTuple):
-    """A primitive with its parameters, and the handler of its events."""
+    """A primitive with its parameters, and the handler of its events.
+
+    Attributes:
+        primitive: the primitive.
+        params: its parameters.
+        handler: removes or changes its events.
+        expansions: a cache.
+    """
 
     primitive: Any
     params: dict[str, Any]
     handler: Handler
+    expansions: _Expansions
+
+    @classmethod
+    def of(cls, eqn: Any, handler: Handler) -> "SilentCall":
+        """The call of an equation."""
+        return cls(eqn.primitive, eqn.params, handler, _Expansions())
 
     def bind(self, *args: Any) -> Any:
         return self.primitive.bind(*args, **self.params)
@@ -55,6 +78,23 @@ def _types(*avals: Any, call: SilentCall) -> Any:
 
 
 rule_tables.register_lowering_as(silent_p, _run)
+
+
+def expand_silent(eqn: Any) -> Any:
+    """What an equation of `silent_p` does, as a closed jaxpr of its inputs."""
+    call: SilentCall = eqn.params["call"]
+    avals = tuple(atom.aval for atom in eqn.invars)
+    key = avals, tracing.trace_context()
+    kept = call.expansions.kept
+    if key not in kept:
+        kept[key] = trace(lambda *args: _run(*args, call=call), avals)
+    return kept[key]
+
+
+@other_jaxprs("lox_silent")
+def _expansion_with_events(eqn: Any) -> list[Any]:
+    """The events that the handler has changed, but not removed, are in it."""
+    return [] if eqn.params["call"].handler.removes_all else [expand_silent(eqn)]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: SilentCall) -> Any:

@@ -18,6 +18,11 @@ needs the first stage of a Runge-Kutta step, all lanes compute it. A counter of 
 then starts at a merged value. Events of a lane are masked until the counter reaches the
 per-lane value.
 
+A lane may also run *less* than it would alone, if the merged predicate of a branch or
+loop excludes what its own would include. These events cannot be logged, and are refused
+(`directions`). So are events that depend on lanes that JAX has reduced before lox sees
+the program (`reduced_lanes`).
+
 The backward pass of a loop is separate from its predicates. That of a checkpointed loop
 is another loop, which gets its masks from the predicates that it carries
 (`backward_loops`). In a bounded loop, cotangents get theirs before the loop is

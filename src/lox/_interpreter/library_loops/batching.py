@@ -14,6 +14,7 @@ from lox._interpreter.walk import cached
 from lox._jax import batching, hijax, jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
+from .counters import keep_counters_in_sync
 from .lane_primitives import merges_lanes
 from .masking import mask_events
 from .merged_values import merges_lanes_in, needs_masks
@@ -45,6 +46,7 @@ def batch_while(
 ) -> Any:
     """Wraps the batching rule of `while_loop`, whose own predicate may be merged."""
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    keep_counters_in_sync(params, args, [dim is None for dim in dims])
     merges = any(map(merges_lanes, jaxprs.open_jaxpr(cond).eqns))
     if merges:
         masked = bool(events_and_cotangents_in(params))

@@ -1,12 +1,15 @@
-"""Finds the inputs of an equation that decide which lanes log inside.
+"""Finds the inputs of an equation that decide which lanes log.
 
-These are the index of a branch and the initial value of a loop's counter, of the
-equation itself or of an equation inside.
+These are the index of a branch, the initial value of a loop's counter and the `when` of
+an event, of the equation itself or of an equation inside.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lox._events.event import Event
+from lox._events.log_grad import log_grad_p
+from lox._events.primitive import log_p
 from lox._interpreter.walk import cached
 from lox._jax import hijax, jaxprs, primitives
 
@@ -34,7 +37,20 @@ def deciding_inputs(eqn: Any) -> set[int]:
 
 def own_deciding_inputs(eqn: Any) -> list[int]:
     """Those of the equation itself."""
+    if is_event(eqn):
+        return _index_of_when(eqn.params["event"])
     return [0] if eqn.primitive is primitives.cond_p else counters_of(eqn)
+
+
+def is_event(eqn: Any) -> bool:
+    """Whether an equation is an event, or adds one in reverse mode."""
+    return eqn.primitive in (log_p, log_grad_p)
+
+
+def _index_of_when(event: Event) -> list[int]:
+    """The index of the operand of an event that says whether it is logged, if any."""
+    values = sum(tree.num_leaves for tree in event.call.trees)
+    return [values + len(event.call.steps)] if event.layout.masked else []
 
 
 def other_deciding_inputs(eqn: Any) -> set[int]:
@@ -45,6 +61,14 @@ def other_deciding_inputs(eqn: Any) -> set[int]:
     """
     found = _inner(eqn, own_deciding_inputs) | _inputs_of_condition(eqn)
     return found.difference(counters_of(eqn)) | (found & unchanged_carries(eqn))
+
+
+def limiting_counters(eqn: Any) -> set[int]:
+    """The counters of a loop that may decide when it ends."""
+    counters = set(counters_of(eqn))
+    if eqn.primitive is primitives.while_p:
+        counters &= _inputs_of_condition(eqn)
+    return counters
 
 
 def starts_of_counters(eqn: Any) -> set[int]:
@@ -69,7 +93,7 @@ _Own = Callable[[Any], list[int]]
 def _with_inner(eqn: Any, own: _Own) -> set[int]:
     """The inputs that `own` returns, and those that reach such an input inside."""
     if not jaxprs.has_jaxprs(eqn.params):
-        return set()
+        return set(own(eqn))
     return _inner(eqn, own).union(own(eqn))
 
 

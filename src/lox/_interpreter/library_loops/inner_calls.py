@@ -11,6 +11,7 @@ from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._interpreter.contents import cotangents_of, events_inside
 from lox._interpreter.handlers import Handler, State
+from lox._interpreter.iteration_numbers import of_lanes_that_run
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.patches.rewriter import AllEventsRewriter
 from lox._interpreter.rows import Record
@@ -27,8 +28,9 @@ from .lane_primitives import (
     refuse_different_steps,
 )
 
-# Evaluates a closed jaxpr with these arguments, of which some have per-lane values.
-Evaluate = Callable[[Any, Sequence[Any], dict[int, Any]], list[Any]]
+# Evaluates a closed jaxpr with these arguments, of which some have per-lane values, and
+# how they compare with these (see `directions`).
+Evaluate = Callable[[Any, Sequence[Any], dict[int, Any], dict[int, int]], list[Any]]
 
 _CUSTOM_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", hijax.CUSTOM_VJP})
 _CALLS = frozenset(
@@ -47,7 +49,11 @@ def is_custom_function(eqn: Any) -> bool:
 
 
 def bind_with_values(
-    eqn: Any, args: list[Any], per_lane: dict[int, Any], evaluate: Evaluate
+    eqn: Any,
+    args: list[Any],
+    per_lane: dict[int, Any],
+    directions: dict[int, int],
+    evaluate: Evaluate,
 ) -> list[Any]:
     """Binds an equation, and passes per-lane values to the loops inside.
 
@@ -55,21 +61,27 @@ def bind_with_values(
         eqn: the equation.
         args: its inputs.
         per_lane: the per-lane values of merged inputs, by their indices.
+        directions: how the merged inputs compare with them.
         evaluate: evaluates the jaxprs inside.
     """
     rule = find_rule(eqn)
     assert rule is not None
     state = State(context=list(per_lane.values()))
-    return rule(_ValuePassing(eqn, list(per_lane), evaluate), eqn, args, state)[0]
+    known = {i: directions.get(i, 0) for i in per_lane}
+    return rule(_ValuePassing(eqn, known, evaluate), eqn, args, state)[0]
 
 
 def pass_constants(
-    eqn: Any, args: list[Any], per_lane: dict[int, Any], evaluate: Evaluate
+    eqn: Any,
+    args: list[Any],
+    per_lane: dict[int, Any],
+    directions: dict[int, int],
+    evaluate: Evaluate,
 ) -> tuple[Any, list[Any], dict[int, Any]]:
     """Passes the per-lane values of constants to the loops inside a loop or branch.
 
     Args:
-        eqn, args, per_lane, evaluate: as in `bind_with_values`.
+        eqn, args, per_lane, directions, evaluate: as in `bind_with_values`.
 
     Returns:
         The equation with additional constants, its inputs, and the remaining per-lane
@@ -86,16 +98,17 @@ def pass_constants(
     avals = tuple(map(jax.typeof, values))
 
     inner_indices = [i - first for i in indices]
+    known = {i - first: directions[i] for i in indices}
 
     def changed(jaxpr: Any) -> Any:
         def fun(*args: Any) -> list[Any]:
             inside = dict(zip(inner_indices, args, strict=False))
-            return evaluate(jaxpr, args[count:], inside)
+            return evaluate(jaxpr, args[count:], inside, known)
 
         def make() -> Any:
             return jaxprs.trace(fun, [*avals, *jaxpr.in_avals], jaxpr)[0]
 
-        return cached(jaxpr, ("per-lane constants", *inner_indices, *avals), make)
+        return cached(jaxpr, ("per-lane constants", *known.items(), *avals), make)
 
     params = dict(eqn.params)
     if eqn.primitive is primitives.cond_p:
@@ -186,31 +199,38 @@ class _ValuePassing(Walk):
 
     Args:
         eqn: the equation.
-        indices: the inputs of the traversed jaxpr that have these values.
+        directions: those of the inputs of the traversed jaxpr that have these values.
         evaluate: evaluates the jaxprs inside.
     """
 
-    def __init__(self, eqn: Any, indices: list[int], evaluate: Evaluate) -> None:
+    def __init__(
+        self, eqn: Any, directions: dict[int, int], evaluate: Evaluate
+    ) -> None:
         super().__init__(_Rules())
         self._eqn = eqn
-        self._indices = indices
+        self._directions = directions
         self._evaluate = evaluate
 
     def for_derivative_rules(self) -> Walk:
         # the rules do not get the constants
         consts = self._eqn.params.get("num_consts", 0)
-        indices = [i - consts for i in self._indices]
-        return _ValuePassing(self._eqn, indices, self._evaluate)
+        directions = {i - consts: one for i, one in self._directions.items()}
+        return _ValuePassing(self._eqn, directions, self._evaluate)
 
     def __call__(self, closed: Any, args: Sequence[Any], state: State) -> Result:
-        pairs = zip(self._indices, state.context, strict=True)
+        pairs = zip(self._directions, state.context, strict=True)
         per_lane = {i: x for i, x in pairs if i >= 0}
         if self._eqn.primitive is not primitives.scan_p:
-            return self._evaluate(closed, args, per_lane), Record(), state
+            directions = {i: self._directions[i] for i in per_lane}
+            outs = self._evaluate(closed, args, per_lane, directions)
+            return outs, Record(), state
         active = self._active_steps(closed, args, per_lane)
         if active is None:
             return jaxprs.evaluate(closed, args), Record(), state
         outs, _, _ = Walk(_StepMasker())(closed, args, active)
+        consts, carried, _ = primitives.scan_sizes(self._eqn.params, len(args))
+        carry = args[consts:][:carried]
+        outs = of_lanes_that_run(closed, carry, outs, active.context)
         return outs, Record(), state
 
     def _active_steps(

@@ -152,3 +152,21 @@ def refuse_different_steps(x: Any, start: Any, event: Event) -> Any:
         "body of the loop."
     )
     return same_in_lanes_p.bind(x, start, problem=problem)
+
+
+def refuse_lost_events(x: Any, value: Any, event: Event) -> Any:
+    """Returns `x`; the value must be the same in all lanes.
+
+    Args:
+        x: any value.
+        value: decides, in each lane, whether the lane would log the event alone.
+        event: in a branch or step that does not run if another lane decides so.
+    """
+    problem = (
+        f"{event.call.description}, is in a branch or loop whose predicate, index or "
+        "start is merged over the lanes of `jax.vmap` (`eqxi.unvmap_any`, "
+        "`unvmap_all`, `unvmap_max`), so that a lane that would log it alone may not "
+        "run it because of another lane. Log outside of the branch or loop, with the "
+        "predicate of the lane in `when=`, or use `jax.lax.map` instead of `jax.vmap`."
+    )
+    return same_in_lanes_p.bind(x, value, problem=problem)

@@ -22,6 +22,8 @@ from .deciding_inputs import (
     called_jaxpr,
     deciding_inputs,
     is_elementary,
+    is_event,
+    own_deciding_inputs,
     starts_of_counters,
 )
 from .inner_calls import is_custom_function, passes_values
@@ -61,15 +63,15 @@ def needs_masks(jaxpr: Any) -> bool:
     equations = jaxprs.open_jaxpr(jaxpr).eqns
     if any(is_merging_loop(eqn) or is_backward_loop(eqn) for eqn in equations):
         return True
-    return any(map(_merges_lanes, equations)) and bool(merged_variables(jaxpr))
+    return any(map(calls_reduction, equations)) and bool(merged_variables(jaxpr))
 
 
-def _merges_lanes(eqn: Any) -> bool:
+def calls_reduction(eqn: Any) -> bool:
     """Whether an equation reduces over lanes, or calls a function that does."""
     called = called_jaxpr(eqn)
     if called is None:
         return merges_lanes(eqn)
-    return merges_lanes_inside(called) and any(map(_merges_lanes, called.jaxpr.eqns))
+    return merges_lanes_inside(called) and any(map(calls_reduction, called.jaxpr.eqns))
 
 
 def is_merging_loop(eqn: Any) -> bool:
@@ -150,8 +152,8 @@ def merged_variables(
 ) -> set[Any]:
     """The merged variables that decide which lanes log.
 
-    These are predicates of branches and initial values of counters of loops, and the
-    variables that they are computed from.
+    These are predicates of branches, initial values of counters of loops and the `when`
+    of events, and the variables that they are computed from.
 
     Args:
         jaxpr: the jaxpr.
@@ -170,13 +172,15 @@ def merged_variables(
             # the results of a loop or a branch are per-lane values already
             inputs = list(map(is_merged, eqn.invars)) if is_elementary(eqn) else []
             known[atom] = False
-            if any(inputs) or (inputs and _merges_lanes(eqn)):
+            if any(inputs) or (inputs and calls_reduction(eqn)):
                 found = _merged_results(eqn, inputs)
                 known.update(zip(eqn.outvars, found, strict=True))
         return known.get(atom, False)
 
     for eqn in jaxpr.eqns:
-        if may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
+        if is_event(eqn):
+            results = [*results, *(eqn.invars[i] for i in own_deciding_inputs(eqn))]
+        elif may_log_inside(eqn) or events_of_backward_pass(eqn, jaxpr):
             results = [*results, *(eqn.invars[i] for i in may_decide(eqn))]
     for result in results:
         is_merged(result)

@@ -27,7 +27,11 @@ def batch_while(
 ) -> Any:
     """Wraps the batching rule of `while_loop`."""
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    logs = bool(events_of(cond) or events_of(body))
+    events = [*events_of(cond), *events_of(body)]
+    marks = {event.layout.once for event in events if event.call.keys}
+    if marks == {"value"}:  # the `vmap` of `jacfwd`, which adds lanes only to tangents
+        return rule(axis_data, args, dims, **params)
+    logs = bool(events)
     predicate, carry = lanes_of_while(params, [dim is not None for dim in dims])
     # A predicate that already has lanes always gets the new ones as well: the lanes of
     # an event inside must begin with those of the predicate.
