@@ -15,8 +15,8 @@ VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: help demo test fuzz faults canary libraries trackers jobs viewers docs \
-	lint types bench clean
+.PHONY: help demo test fuzz faults canary survival libraries trackers jobs viewers \
+	docs lint types bench clean
 
 help:
 	@echo "make demo       train a vmapped model, log it live and to disk, then show it"
@@ -27,8 +27,9 @@ help:
 	@echo "make viewers    test the page in a browser, and notebooks in a Jupyter kernel"
 	@echo "make docs       build the documentation site in build/docs"
 	@echo "make fuzz       random programs and hostile input (PROGRAMS=5000 SEED=1)"
-	@echo "make faults     kill, damage and overload; says what was lost (SCALE=0.1)"
+	@echo "make faults     kill, damage and overload; says what was lost (SCALE=0.1, ONLY=kills)"
 	@echo "make canary     test another version of JAX (JAX=0.12.1)"
+	@echo "make survival   run all tests on every supported version of JAX"
 	@echo "make lint       check formatting and lint"
 	@echo "make types      run the type checker"
 	@echo "make bench      run the benchmarks, also beside other libraries"
@@ -56,10 +57,11 @@ fuzz: $(VENV)/ready
 		--seed $(or $(SEED),100000)
 
 faults: $(VENV)/ready
-	$(BIN)/python -m tests.faults --scale $(or $(SCALE),1)
+	$(BIN)/python -m tests.faults --scale $(or $(SCALE),1) $(if $(ONLY),--only $(ONLY))
 
 # Newer versions of JAX may need a newer Python: `make canary JAX=... PYTHON=python3.13`.
-# The canaries come first: they name what has moved.
+# The canaries come first: they name what has moved. If they fail, the other tests tell
+# whether that matters.
 CANARY := .venv-canary-$(JAX)
 canary:
 	@test -n "$(JAX)" || { echo "which version? make canary JAX=0.12.1"; exit 2; }
@@ -67,9 +69,14 @@ canary:
 		$(CANARY)/bin/python -m pip $(INSTALL) --upgrade pip && \
 		$(CANARY)/bin/python -m pip $(INSTALL) --editable '.[test]' 'jax==$(JAX)' && \
 		touch $(CANARY)/ready; }
-	$(CANARY)/bin/python -m pytest -q tests/jax/test_canaries.py tests/jax/test_patches.py
+	@$(CANARY)/bin/python -m pytest -q --tb=line tests/jax/test_canaries.py; canaries=$$?; \
 	$(CANARY)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile \
-		tests/events tests/interpreter tests/jax tests/streams tests/transforms
+		--ignore tests/jax/test_canaries.py tests/events tests/interpreter tests/jax \
+		tests/streams tests/transforms && exit $$canaries
+
+# On versions and with flags that .ci/run tests in part; TESTS=tests/jax runs some tests.
+survival:
+	.ci/survival $(TESTS)
 
 libraries: $(VENV)/ready
 	LOX_LIBRARY_STEPS=$(or $(STEPS),1) $(BIN)/python -m pytest -n $(WORKERS) $(LIBRARIES)

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no warnings of XLA
@@ -26,11 +27,14 @@ from tests.store.child_processes import in_a_process
 
 RECORD = pathlib.Path(__file__).parents[2] / "docs" / "faults.jsonl"
 SEED = 1
+_KILLS_OF_A_PROCESS = 50  # few enough for a slow machine
 
 
 def killed_at_random(directory: pathlib.Path, count: int) -> str:
     kill = test_killed_processes.kill_at_random_moments
-    in_a_process(kill, directory, count, SEED)
+    for first in range(0, count, _KILLS_OF_A_PROCESS):
+        kills = min(_KILLS_OF_A_PROCESS, count - first)
+        in_a_process(kill, directory / str(first), kills, SEED + first)
     return "no row that was written"
 
 
@@ -108,45 +112,64 @@ def many_runs(directory: pathlib.Path, count: int) -> str:
     return "nothing; open files and threads stayed the same"
 
 
-# what is done, how often, and how
-EXPERIMENTS: dict[str, tuple[int, Callable[[pathlib.Path, int], str]]] = {
-    "a process that writes is killed at a random moment": (1000, killed_at_random),
-    "it is killed before each of its file operations": (1, killed_at_operations),
-    "a file is truncated, changed, renamed or removed": (1000, damaged),
-    "the disk becomes full, and is freed": (10, full_disks),
-    "every flush and every opened file takes 50 ms longer": (10, slow_disk),
-    "backends raise, hang, call `exit`, or fail when the program ends": (
+class Experiment(NamedTuple):
+    done: str
+    most: int
+    run: Callable[[pathlib.Path, int], str]
+
+
+EXPERIMENTS = {
+    "kills": Experiment(
+        "a process that writes is killed at a random moment", 1000, killed_at_random
+    ),
+    "operations": Experiment(
+        "it is killed before each of its file operations", 1, killed_at_operations
+    ),
+    "damage": Experiment(
+        "a file is truncated, changed, renamed or removed", 1000, damaged
+    ),
+    "full-disks": Experiment("the disk becomes full, and is freed", 10, full_disks),
+    "slow-disks": Experiment(
+        "every flush and every opened file takes 50 ms longer", 10, slow_disk
+    ),
+    "backends": Experiment(
+        "backends raise, hang, call `exit`, or fail when the program ends",
         10,
         repeated(
             "tests/loggers/test_failing_backends.py", "tests/loggers/test_queue.py"
         ),
     ),
-    "forks, signals and exits": (
+    "processes": Experiment(
+        "forks, signals and exits",
         10,
         repeated("tests/host/test_processes.py", "tests/host/test_interrupts.py"),
     ),
-    "steps in which eight devices log 4 MB": (200, devices),
-    "events that one program logs": (10_000_000, many_events),
-    "runs that one program writes": (500, many_runs),
+    "devices": Experiment("steps in which eight devices log 4 MB", 200, devices),
+    "events": Experiment("events that one program logs", 10_000_000, many_events),
+    "runs": Experiment("runs that one program writes", 500, many_runs),
 }
 
 
-def results(scale: float) -> Iterator[dict[str, object]]:
-    for name, (most, experiment) in EXPERIMENTS.items():
+def results(names: Iterable[str], scale: float) -> Iterator[dict[str, object]]:
+    for name in names:
+        done, most, run = EXPERIMENTS[name]
         count = max(1, round(most * scale))
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
-            lost = experiment(pathlib.Path(directory), count)
+            lost = run(pathlib.Path(directory), count)
         seconds = round(time.monotonic() - start)
-        yield {"done": name, "times": count, "lost": lost, "seconds": seconds}
+        yield {"done": done, "times": count, "lost": lost, "seconds": seconds}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="1.0: as in the docs")
     parser.add_argument("--record", action="store_true", help=f"append to {RECORD}")
+    parser.add_argument(
+        "--only", choices=EXPERIMENTS, nargs="+", default=[*EXPERIMENTS]
+    )
     options = parser.parse_args()
-    for result in results(options.scale):
+    for result in results(options.only, options.scale):
         print("{done}: {times}; lost: {lost} ({seconds} s)".format(**result))
         sys.stdout.flush()
         if options.record:

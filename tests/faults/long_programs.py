@@ -33,7 +33,7 @@ def many_events(directory: str, count: str) -> None:
         return lax.scan(step, first * 1.0, first + jnp.arange(PART))[0]
 
     train = jax.jit(logger.tap(train, state, buffer=10_000))
-    parts, resident = int(count) // PART, []
+    parts, resident = max(int(count) // PART, 1), []
     for part in range(parts):
         jax.block_until_ready(train(part * PART))
         jax.effects_barrier()

@@ -3,6 +3,7 @@
 They run in processes with and without lox.
 """
 
+import jax
 import pytest
 
 from tests import programs
@@ -150,4 +151,6 @@ def test_tracing_without_logs_makes_as_many_calls_as_without_lox(runs, start, mo
     """Counts calls, because times depend on the machine."""
     _, calls = runs["without lox"]
     assert calls > 100_000
+    if jax.__version_info__[:3] == (0, 11, 2):  # whose `custom_root` is in Python
+        most += 0.005
     assert 0.99 * calls <= runs[start][1] <= most * calls

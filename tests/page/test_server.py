@@ -120,6 +120,7 @@ def test_histograms_and_images_are_sent(tmp_path, start):
     rows = lox.logdict(
         {
             "weights": {"counts": np.ones((3, 4)), "edges": np.ones((3, 5))},
+            "large": {"counts": np.full((3, 4), 1e300), "edges": np.ones((3, 5))},
             "picture": np.zeros((3, 8, 8, 3), np.uint8),
         },
         stacked=True,
@@ -128,6 +129,8 @@ def test_histograms_and_images_are_sent(tmp_path, start):
     server = start(tmp_path)
     (run,) = unpacked(ask(server, "/media?key=weights")[2])["runs"]
     assert (run["counts"].shape, run["edges"].shape) == ((3, 4), (3, 5))
+    (run,) = unpacked(ask(server, "/media?key=large")[2])["runs"]
+    assert np.isinf(run["counts"]).all()
     (run,) = unpacked(ask(server, "/media?key=picture")[2])["runs"]
     assert [bytes(image[:4]) for image in run["images"]] == [b"\x89PNG"] * 3
 

@@ -172,6 +172,29 @@ def test_rows_of_run_without_run_file_are_not_lost(tmp_path):
     assert lox.load(tmp_path, key=0)["x"].tolist() == [1, 2]
 
 
+def test_run_that_is_created_while_its_store_is_listed_is_found(tmp_path, monkeypatch):
+    lox.save({"x": 1}, tmp_path, key=0)
+    (run,) = tmp_path.iterdir()
+    hidden = (run / "run.json").rename(tmp_path / "hidden~")
+    listed = os.listdir
+
+    def listdir(path):
+        if pathlib.Path(path) == run and hidden.exists():
+            hidden.rename(run / "run.json")
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert [found.name for found in lox.runs(tmp_path)] == [run.name]
+    assert not hidden.exists()
+
+
+def test_writer_that_has_not_begun_its_run_is_not_a_run_yet(tmp_path):
+    run = tmp_path / "store" / "run"
+    run.mkdir(parents=True)
+    Writer(run, tracked=True)
+    assert lox.runs(tmp_path / "store") == []
+
+
 def test_unreadable_run_is_not_appended_to(tmp_path):
     run = create_run(tmp_path / "run", "x")
     path = run / "run.json"

@@ -369,12 +369,16 @@ class Hostile(MemoryFileSystem):
     sizes = types.MappingProxyType({})
     sends_more = False
     error = None
+    untyped = ()
+    gone = False
 
     @classmethod
     def _strip_protocol(cls, path):
         return MemoryFileSystem._strip_protocol(path.removeprefix("hostile://"))
 
     def ls(self, path, detail=True, **kwargs):
+        if self.gone:
+            raise FileNotFoundError("removed meanwhile")
         found = super().ls(path, detail=True, **kwargs)
         for name in self.names:
             found.append({"name": f"{path}/{name}", "size": 0, "type": "directory"})
@@ -384,8 +388,10 @@ class Hostile(MemoryFileSystem):
         if self.error is not None:
             raise self.error
         found = super().info(path, **kwargs)
-        size = self.sizes.get(path.rpartition("/")[2], found["size"])
-        return {**found, "size": size}
+        name = path.rpartition("/")[2]
+        if name in self.untyped:
+            del found["type"]
+        return {**found, "size": self.sizes.get(name, found["size"])}
 
     def cat_file(self, path, start=None, end=None, **kwargs):
         if self.sends_more:
@@ -427,6 +433,37 @@ def test_size_that_server_does_not_know_is_an_error(tmp_path):
         pytest.raises(lox.StoreError, match=r"0000\.npy.*its size is unknown"),
     ):
         lox.load(url)
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "12"])
+def test_impossible_size_of_server_is_an_error(tmp_path, size):
+    two_segments(tmp_path / "run")
+    url = uploaded(tmp_path / "run", "hostile")
+    with (
+        server(sizes={"0000.npy": size}),
+        pytest.raises(lox.StoreError, match=r"0000\.npy.*its size is unknown"),
+    ):
+        lox.load(url)
+
+
+def test_file_of_unknown_type_is_not_read(tmp_path):
+    two_segments(tmp_path / "run")
+    url = uploaded(tmp_path / "run", "hostile")
+    with (
+        server(untyped=["0000.npy"]),
+        pytest.raises(lox.StoreError, match=r"0000\.npy is not a regular file"),
+    ):
+        lox.load(url)
+
+
+def test_store_that_is_removed_while_it_is_listed_is_an_error(tmp_path):
+    two_segments(tmp_path / "run")
+    url = uploaded(tmp_path, "hostile")
+    with (
+        server(gone=True),
+        pytest.raises(lox.StoreError, match=f"store at {url} cannot be read: removed"),
+    ):
+        lox.runs(url)
 
 
 def test_server_that_ignores_ranges_is_an_error(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 import lox
 import lox.cli
 import lox.loggers
+from lox._store.format import read_json, write_json
+from lox._store.local_files import LocalLocation
 from tests import programs
 from tests.cli.stores import name, save_run
 
@@ -33,11 +35,11 @@ def log(logger, state, numbers):
         logger.log(state, {"x": i})
 
 
-def failed_run(server, accepted, method="write", count=10):
+def failed_run(server, accepted, method="write", count=10, seed=0):
     """A run whose tracker fails after some rows."""
     server.fails = failing_after(accepted, method)
     logger = MemoryLogger(server, config={"lr": 1})
-    state = logger.init(0)
+    state = logger.init(seed)
     log(logger, state, range(count))
     logger.finish(state)
     server.fails = lambda what: None
@@ -59,6 +61,44 @@ def test_unsent_rows_continue_the_run_of_the_logger(server, accepted, tells, cap
     assert lox.runs(UNSENT) == []
     rows = f"{10 - accepted} rows that loggers could not send to memory"
     assert capsys.readouterr().out == f"would send {rows}\nsent {rows}\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tracker": 3},
+        {"name": None},
+        {"settings": []},
+        {"token": {}},
+        {"run": "x"},
+        {"run": {}},
+        {"run": {"id": 3}},
+        {"run": {"id": "x", "sent": "1"}},
+        {"run": {"id": "x", "counts": {"x": None}}},
+        {"unknown": 1},
+    ],
+)
+def test_damaged_file_of_unsent_logs_does_not_hold_up_others(server, change, capsys):
+    for seed in range(2):
+        failed_run(server, 0, seed=seed)
+    damaged, intact = lox.runs(UNSENT)
+    path = damaged.path / "tracker.json"
+    write_json(path, {**read_json(LocalLocation(path)), **change})
+    assert sync(".lox") == 1
+    assert f"{path} does not name a tracker" in capsys.readouterr().err
+    assert [run.name for run in lox.runs(UNSENT)] == [damaged.name]
+
+
+def test_settings_that_fail_do_not_hold_up_logs_with_others(server, capsys):
+    for seed in range(4):
+        failed_run(server, 0, seed=seed)
+    for run in lox.runs(UNSENT)[:2]:
+        path = run.path / "tracker.json"
+        content = read_json(LocalLocation(path))
+        write_json(path, {**content, "settings": {"nonsense": 1}})
+    assert sync(".lox") == 1
+    assert capsys.readouterr().err.count("TypeError") == 1  # and not for each run
+    assert len(lox.runs(UNSENT)) == 2
 
 
 def test_rows_of_a_call_that_failed_in_the_middle_are_sent_once(server):

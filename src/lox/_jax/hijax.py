@@ -153,7 +153,7 @@ def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
 
 _VJPHiPrimitive = compat.private(
     "hijax.VJPHiPrimitive",
-    "from 0.12 on, high-level primitives have the effects of their jaxprs",
+    "from 0.11.2 on, high-level primitives have the effects of their jaxprs",
     default=None,
 )
 
@@ -161,8 +161,8 @@ _VJPHiPrimitive = compat.private(
 def propagate_effects(effects: frozenset[Any]) -> None:
     """Adds these effects to high-level primitives whose jaxprs have them.
 
-    JAX does this from 0.12 on. Before, it would drop a `custom_vjp` function if none of
-    its results is used, or run it twice under a checkpoint.
+    JAX does this from 0.11.2 on. Before, it would drop a `custom_vjp` function if none
+    of its results is used, or run it twice under a checkpoint.
     """
     if _VJPHiPrimitive is None:
         return

@@ -149,6 +149,8 @@ def watched(fun: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         with _set_current_trace(_WatchTrace(around, watch.begin())):
             return fun(*args, **kwargs)
 
+    # JAX 0.11.2 prints functions of `custom_root` with the jaxpr
+    run.__qualname__ = getattr(fun, "__qualname__", run.__qualname__)
     return run
 
 

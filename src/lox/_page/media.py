@@ -66,13 +66,14 @@ def _histograms(signal: Signal) -> dict[str, Any]:
     edges = read_rows(signal.edges, axis)[0]
     order = np.argsort(np.asarray(counts.x, np.float64), kind="stable")
     rows = order[_chosen(len(order), MAX_HISTOGRAMS)]
-    return {
-        "axis": axis or "#row",
-        "rows": len(order),
-        "x": np.asarray(counts.x, np.float64)[rows],
-        "counts": np.asarray(counts.values[rows], np.float32),
-        "edges": np.asarray(edges.values[rows], np.float32),
-    }
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        return {
+            "axis": axis or "#row",
+            "rows": len(order),
+            "x": np.asarray(counts.x, np.float64)[rows],
+            "counts": np.asarray(counts.values[rows], np.float32),
+            "edges": np.asarray(edges.values[rows], np.float32),
+        }
 
 
 def _images(signal: Signal, max_bytes: int) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import numpy as np
 
 from lox._errors import LoxWarning, StoreError
 from lox._store.configs import flat_config
-from lox._store.format import FINISHED, RUN_FILE, TEMPORARY, WRITER
+from lox._store.format import FINISHED, TEMPORARY, WRITER
+from lox._store.local_files import LocalLocation
 from lox._store.locations import is_url
 from lox._store.processes import is_part
 from lox._store.reader import Run, writers_of
+from lox._store.runs import is_run
 
 from .axes import CommonSteps
 from .grouping import show
@@ -289,11 +291,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    return any(n == RUN_FILE or WRITER.fullmatch(n) or is_part(n) for n in names)
+    return is_run(LocalLocation(path))
 
 
 def _signature(path: pathlib.Path) -> Any:

@@ -149,14 +149,14 @@ class RemoteLocation:
             listed = self._files.ls(self._path, detail=True)
         found = {}
         for info in listed:
-            path = info["name"].rstrip("/")
+            path = str(info.get("name") or "").rstrip("/")
             if path.strip("/") == self._path.strip("/"):
-                if info["type"] != "directory":
+                if info.get("type") != "directory":
                     raise NotADirectoryError(f"{self} is not a directory")
                 continue  # the marker of an empty directory
             name = posixpath.basename(path)
             if name not in ("", ".", "..") and "\\" not in name and "\0" not in name:
-                found[name] = Entry(_kind(info), info.get("size") or 0)
+                found[name] = Entry(_kind(info), _size(info) or 0)
         return found
 
     def files(self) -> dict[str, str]:
@@ -190,7 +190,7 @@ class RemoteLocation:
 
     def is_directory(self) -> bool:
         try:
-            return self._info()["type"] == "directory"
+            return bool(self._info().get("type") == "directory")
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -204,8 +204,8 @@ class RemoteLocation:
         info = self._info()
         if _kind(info) != "file":
             raise StoreError(f"{self} is not a regular file, and is not read.")
-        size = info.get("size")
-        if type(size) is not int:  # some web servers do not say
+        size = _size(info)
+        if size is None:
             raise StoreError(f"{self} cannot be read: its size is unknown.")
         return size
 
@@ -352,5 +352,11 @@ class RemoteLocation:
 def _kind(info: Any) -> str:
     if info.get("islink"):
         return "link"
-    kind = info["type"]
+    kind = info.get("type")
     return kind if kind in ("file", "directory", "link") else "other"
+
+
+def _size(info: Any) -> int | None:
+    """None if the size is unknown: some web servers do not say."""
+    size = info.get("size")
+    return size if type(size) is int and size >= 0 else None

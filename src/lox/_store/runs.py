@@ -47,16 +47,24 @@ def run_directories(store: Location) -> list[Location]:
     """The directories of a store that may be runs."""
     if not store.is_directory():
         raise StoreError(f"there is no store at {store}.")
-    names = [name for name in store.names() if not name.endswith(TEMPORARY)]
-    return [store / name for name in names]
+    try:
+        names = store.names()
+    except OSError as error:
+        raise StoreError(f"the store at {store} cannot be read: {error}.") from error
+    return [store / name for name in names if not name.endswith(TEMPORARY)]
 
 
 def _open_run(path: Location) -> Run | StoreError | None:
     """Opens a run; returns an error if it is damaged, and None if it is not a run."""
     try:
         return Run(path)  # first: most are runs, and need not be listed
+    except StoreError:
+        if not is_run(path):
+            return None
+    try:
+        return Run(path)  # again: it may have been created meanwhile
     except StoreError as error:
-        return error if is_run(path) else None
+        return error
 
 
 def is_run(path: Location) -> bool:
@@ -65,10 +73,13 @@ def is_run(path: Location) -> bool:
         names = path.names()
     except OSError:
         return False
-    if RUN_FILE in names or any(WRITER.fullmatch(name) for name in names):
+    if RUN_FILE in names:
         return True
-    # the part of a process that has written nothing yet is empty
-    return any(is_part(name) and not _is_empty(path / name) for name in names)
+    # the directory of a process that has written nothing yet is empty
+    return any(
+        (is_part(name) or WRITER.fullmatch(name)) and not _is_empty(path / name)
+        for name in names
+    )
 
 
 def _is_empty(directory: Location) -> bool:

@@ -46,9 +46,27 @@ class Origin:
         except FileNotFoundError:
             return None
         try:
-            return cls(**{k: v for k, v in content.items() if k != "version"})
+            origin = cls(**{k: v for k, v in content.items() if k != "version"})
         except TypeError:
-            raise StoreError(f"{run.path / _FILE} does not name a tracker.") from None
+            origin = None
+        if origin is None or not origin._is_valid():
+            raise StoreError(f"{run.path / _FILE} does not name a tracker.")
+        return origin
+
+    def _is_valid(self) -> bool:
+        """Whether all is of the right type: the file may be damaged."""
+        texts = (self.tracker, self.name, self.token)
+        run: Any = {"id": ""} if self.run is None else self.run
+        return (
+            all(type(text) is str for text in texts)
+            and type(self.settings) is dict
+            and type(run) is dict
+            and type(run.get("id")) is str
+            and all(type(run.get(name, 0)) is int for name in ("before", "sent"))
+            and all(type(run.get(name, {})) is dict for name in ("counts", "names"))
+            and all(type(count) is int for count in run.get("counts", {}).values())
+            and all(type(name) is str for name in run.get("names", {}).values())
+        )
 
     def write(self, directory: pathlib.Path) -> None:
         """Writes the file to the directory of unsent logs."""

@@ -251,16 +251,25 @@ class _Replay:
                 else:
                     kind = run.name.partition("-")[0]
                     others[kind] = others.get(kind, 0) + 1
+        failed: dict[str, TrackerError] = {}
         for run in list(origins):
             self._report.found += 1
-            with self._reported(run):
-                self._send(run, origins)
+            settings = json.dumps(origins[run].settings)
+            if settings in failed:
+                continue
+            try:
+                with self._reported(run):
+                    self._send(run, origins)
+            except TrackerError as error:  # logs with other settings may be sent
+                failed[settings] = error
         runs = count_of(len(found), "run")
         for kind, count in others.items():
             self._report.skipped[kind] = (
                 f"{count} of {runs} in {self._directory}: logs of {kind}, which does "
                 f"not send to {self._report.to}."
             )
+        if failed:
+            raise next(iter(failed.values()))
 
     @contextlib.contextmanager
     def _reported(self, run: Run) -> Iterator[None]:

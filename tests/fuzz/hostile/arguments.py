@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import os
 import pathlib
 import random
 import shutil
@@ -13,11 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 
 import logify
 import lox
 import lox.loggers
+from lox import _settings
 from lox.cli import command_modules
 from tests.fuzz.hostile.mutations import ODD_NUMBERS, ODD_TEXTS
 from tests.fuzz.hostile.sandbox import command
@@ -179,16 +182,66 @@ def _functions() -> dict[str, Callable[[], Any]]:
         if not name.startswith("_") and callable(getattr(lox.logdict, name))
     ]
     # those of `dict` are Python's
-    inherited = {*dir(dict), "plot"} - {"copy", "update", "setdefault"}
+    inherited = {*dir(dict)} - {"copy", "update", "setdefault"}
     found |= _methods(_logs, *(name for name in public if name not in inherited))
     for make in (_save_logger, _csv_logger, _json_logger, _tensorboard_logger):
         found |= _methods(make, "init", "log", "spool", "tap", "finish")
     found |= _methods(_runs, "where", "group_by", "load", "to_pandas", "__getitem__")
+    found |= _methods(_runs, "plot")
+    found |= _methods(_logified, "asdict", "lanes", "__repr__")
     return found
 
 
 def _runs() -> Any:
     return lox.runs("store")
+
+
+def _logified() -> Any:
+    return logify.logify(_logs_a_scan)(1.0)[1]
+
+
+# what adds events to a program, and what a program with events may be in
+_LOGGING = ("lox.log", "lox.log_grad", "lox.watch", "logify.log")
+_AROUND: tuple[Callable[[Any], Any], ...] = (
+    jax.jit,
+    jax.grad,
+    lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
+    lox.spool,
+    functools.partial(lox.spool, reduce="mean"),
+    functools.partial(lox.spool, interval=2),
+    functools.partial(lox.tap, callback=repr),
+    lox.nolog,
+    logify.logify,
+    lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+)
+
+
+def _inside(function: Any, rng: random.Random) -> Callable[..., Any]:
+    """Calls a function that logs inside of transformations."""
+    around = rng.sample(_AROUND, rng.choice((1, 2)))
+
+    def call(*args: Any, **named: Any) -> None:
+        def program(x: Any) -> Any:
+            function(*args, **named)
+            return x * 2
+
+        run = program
+        for wrap in around:
+            run = _first(wrap(run))
+        repr(run(1.0))
+
+    return call
+
+
+def _first(function: Any) -> Callable[[Any], Any]:
+    """What comes with the result is printed, and then left out."""
+
+    def call(x: Any) -> Any:
+        result = function(x)
+        repr(result)
+        return result[0] if isinstance(result, tuple) else result
+
+    return call
 
 
 def _value(rng: random.Random) -> Any:
@@ -201,7 +254,7 @@ def _value(rng: random.Random) -> Any:
     return value
 
 
-def _call_arguments(
+def call_arguments(
     function: Any, rng: random.Random
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of which one or several are wrong."""
@@ -245,10 +298,13 @@ def _store() -> pathlib.Path:
 
 def prepare() -> None:
     _store()
+    os.environ["MPLBACKEND"] = "agg"
     lox.set_default("silent")
+    _logs().plot()  # imports what draws
+    plt.close("all")
 
 
-_ALLOWED = (lox.LoxError, TypeError, ValueError)
+ALLOWED = (lox.LoxError, TypeError, ValueError)
 
 
 def check(seed: int) -> None:
@@ -258,8 +314,10 @@ def check(seed: int) -> None:
     functions = _functions()
     name = rng.choice(list(functions))
     function = functions[name]()
-    positional, named = _call_arguments(function, rng)
+    positional, named = call_arguments(function, rng)
     text = f"{name}(*{positional!r:.300}, **{named!r:.600})"
+    if name in _LOGGING and rng.random() < 0.7:
+        function, text = _inside(function, rng), f"inside of a program: {text}"
     # JAX's own, about a generator
     warnings.filterwarnings("ignore", "Python iterable type", DeprecationWarning)
     try:
@@ -269,8 +327,10 @@ def check(seed: int) -> None:
         ):
             text += f"({1.0})"
             result(1.0)
+        if name == "lox.set_default":
+            lox.log({"x": 1.0})
         jax.effects_barrier()
-    except _ALLOWED as error:
+    except ALLOWED as error:
         assert str(error), f"{text}: an error without a message"
     except IndexError:
         assert name == "runs.__getitem__", text  # as for any sequence
@@ -279,6 +339,7 @@ def check(seed: int) -> None:
         raise
     finally:
         lox.set_default("silent")
+        plt.close("all")
         if "_logger." in name:  # before its directory is removed
             with contextlib.suppress(lox.LoxError):
                 function.__self__.finish(function.__self__.init(0))
@@ -319,6 +380,7 @@ _OPTIONS = (
     "csv",
     "jsonl",
     "tensorboard",
+    "parquet",
     "out.csv",
     "std",
     "step",
@@ -344,3 +406,67 @@ def check_command(seed: int) -> None:
         for _ in range(rng.randrange(7))
     ]
     command(rng.choice((*names, "nonsense")), *words)
+
+
+# --- the environment -----------------------------------------------------------
+
+_VARIABLES = (
+    "COLUMNS",
+    "HOME",
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_ENABLE_X64",
+    "LINES",
+    "LOX_DEFAULT",
+    "LOX_STORE",
+    "NO_COLOR",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+)
+_COMMANDS = (
+    "ls",
+    "ls store",
+    "show lr0.1-seed0",
+    "plot",
+    "plot store --by optimizer.lr",
+    "tail -n 2",
+    "diff",
+    "export store --to csv -o out.csv",
+    "report store -o report.html",
+    "sync store --to copy",
+)
+
+
+def check_environment(seed: int) -> None:
+    """Runs a command, or logs an event, with odd environment variables."""
+    rng = random.Random(f"environment {seed}")
+    shutil.copytree(_store(), "store")
+    odd = [text for text in ODD_TEXTS if not {*text} & {"\0", "\ud800"}]
+    values = (
+        *odd,
+        *map(str, ODD_NUMBERS),
+        "store",
+        "store/*",
+        "file://store",
+        "\udcff",
+    )
+    before = dict(os.environ)
+    chosen = {name: rng.choice(values) for name in rng.sample(_VARIABLES, 3)}
+    os.environ.update(chosen)
+    try:
+        if rng.random() < 0.8:
+            command(*rng.choice(_COMMANDS).split())
+        else:
+            _settings._handler = None  # as in a new process
+            lox.log({"x": 1.0})
+            lox.save({"x": 1.0}, "new", key=0)
+            assert lox.load("new", key=0) == {"x": 1.0}
+    except ALLOWED as error:
+        assert str(error), "an error without a message"
+    except BaseException as error:
+        error.add_note(f"{chosen}")
+        raise
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        lox.set_default("silent")

@@ -51,6 +51,11 @@ def _original() -> pathlib.Path:
     return root
 
 
+def original_store() -> pathlib.Path:
+    """A store with runs of all kinds; see `RUNS`."""
+    return _original() / "store"
+
+
 def _write_store(store: pathlib.Path) -> None:
     steps, rng = np.arange(5), np.random.default_rng(0)
     config = {"lr": 0.1, "net": {"width": 64, "names": ["a", None, True]}}
@@ -90,13 +95,13 @@ def _write_events(directory: pathlib.Path) -> None:
 # --- ways to read it -------------------------------------------------------------
 
 
-def _load(rng: random.Random) -> None:
-    for run in lox.runs("store"):
+def read_runs(store: str, rng: random.Random) -> None:
+    for run in lox.runs(store):
         for name in _ATTRIBUTES:
             _tried(lambda run=run, name=name: getattr(run, name))
         _tried(lambda run=run: run.load(rng.choice((None, "loss", "*"))))
         _tried(repr, run)
-    _tried(lambda: lox.load(f"store/{rng.choice(_RUNS)}"))
+    _tried(lambda: lox.load(f"{store}/{rng.choice(RUNS)}"))
 
 
 _ATTRIBUTES = (
@@ -114,7 +119,7 @@ _ATTRIBUTES = (
     "processes",
     "unfinished_processes",
 )
-_RUNS = ("scalars", "kinds", "lanes", "timed", "processes", "old")
+RUNS = ("scalars", "kinds", "lanes", "timed", "processes", "old")
 
 
 def _tried(function: Callable[..., Any], *arguments: Any) -> None:
@@ -125,8 +130,8 @@ def _tried(function: Callable[..., Any], *arguments: Any) -> None:
         assert str(error), "an error without a message"
 
 
-def _sets(rng: random.Random) -> None:
-    runs = lox.runs("store")
+def read_sets(store: str, rng: random.Random) -> None:
+    runs = lox.runs(store)
     _tried(repr, runs)
     _tried(runs._repr_html_)
     _tried(runs.to_pandas)
@@ -135,8 +140,8 @@ def _sets(rng: random.Random) -> None:
     _tried(lambda: runs.group_by("lr"))
 
 
-def _page(rng: random.Random) -> None:
-    source = StoreSource("store")
+def show_page(store: str, rng: random.Random) -> None:
+    source = StoreSource(store)
     try:
         source.refresh()
         index_of(source)
@@ -154,7 +159,7 @@ def _page(rng: random.Random) -> None:
 def _commands(*lines: str) -> Callable[[random.Random], None]:
     def run(rng: random.Random) -> None:
         for line in lines:
-            command(*line.format(run=rng.choice(_RUNS)).split())
+            command(*line.format(run=rng.choice(RUNS)).split())
 
     return run
 
@@ -162,7 +167,7 @@ def _commands(*lines: str) -> Callable[[random.Random], None]:
 def _sync(rng: random.Random) -> None:
     """To a copy that is damaged as well."""
     if rng.random() < 0.5:
-        command("sync", str(_original() / "store"), "--to", "copy")
+        command("sync", str(original_store()), "--to", "copy")
         damage_files(pathlib.Path("copy"), rng)
     command("sync", "store", "--to", "copy", *rng.choice(((), ("--overwrite",))))
     command("ls", "copy", "--json")
@@ -171,9 +176,9 @@ def _sync(rng: random.Random) -> None:
 # by the directory that is damaged
 WAYS: dict[str, tuple[Callable[[random.Random], None], ...]] = {
     "store": (
-        _load,
-        _sets,
-        _page,
+        functools.partial(read_runs, "store"),
+        functools.partial(read_sets, "store"),
+        functools.partial(show_page, "store"),
         _sync,
         _commands("ls store", "ls store/{run} --json", "ls store --sort loss"),
         _commands("show store/{run}", "show store/{run} --json"),
@@ -182,6 +187,8 @@ WAYS: dict[str, tuple[Callable[[random.Random], None], ...]] = {
         _commands("tail store", "tail store/{run} -n 3 --json"),
         _commands("export store --to csv -o out.csv"),
         _commands("export store --to jsonl -o out.jsonl"),
+        _commands("export store --to parquet -o out.parquet"),
+        _commands("export store/{run} --to parquet -o out.parquet"),
         _commands("export store --to tensorboard -o events"),
         _commands("report store -o report.html"),
         _commands("diff store", "diff store/{run} store/scalars --json"),

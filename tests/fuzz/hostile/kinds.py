@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.fuzz.hostile import arguments, files, requests
+from tests.fuzz.hostile import arguments, files, following, requests, trackers, urls
 
 # each is given a seed, and raises if the case fails
 KINDS: dict[str, Callable[[int], None]] = {
@@ -10,4 +10,11 @@ KINDS: dict[str, Callable[[int], None]] = {
     "requests": requests.check,
     "arguments": arguments.check,
     "command": arguments.check_command,
+    "environment": arguments.check_environment,
+    "urls": urls.check,
+    "following": following.check,
+    "trackers": trackers.check,
+    "unsent": trackers.check_unsent,
 }
+# those that need the clients of trackers
+OF_TRACKERS = ("trackers", "unsent")

@@ -263,8 +263,8 @@ def _damaged_wandb(data: bytes, rng: random.Random) -> bytes:
 def damage_files(directory: pathlib.Path, rng: random.Random) -> list[str]:
     """Damages a few files of a directory; says which, and how."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    done = []
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+    done: list[str] = []
+    for _ in range(rng.choice((1, 1, 1, 2, 4)) if files else 0):
         path = rng.choice(files)
         kind = rng.randrange(5)
         name = str(path.relative_to(directory))
