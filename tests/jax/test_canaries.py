@@ -28,6 +28,7 @@ SOURCE = pathlib.Path(lox.__file__).parent / "_jax"
 
 # Names that older versions of JAX lack, with the first version that has them.
 SINCE = {
+    "core.trace_state_strong_ref": (0, 10),
     "interpreters.ad.CustomBwdWithAccums": (0, 12),
     "api.Inline": (0, 11),
     "core.eval_jaxpr_p": (0, 11),

@@ -200,6 +200,25 @@ def test_closures_are_never_stale():
     np.testing.assert_allclose(spooled(X)[0], first_y + 1.0, rtol=1e-5)
 
 
+def test_function_without_nnx_objects_is_known_to_have_none():
+    from lox._libraries.nnx import captures_none
+
+    model, optimizer = make()
+
+    def plain(x):
+        return jnp.sum(x) * scale
+
+    def outer(x):
+        return plain(x) + scale
+
+    scale = 2.0
+    assert captures_none(plain) and captures_none(outer)
+    for node in (model, optimizer, model.calls, functools.partial(step, model)):
+        scale = node
+        assert not captures_none(plain) and not captures_none(outer)
+    assert not captures_none(model) and not captures_none(model.__call__)
+
+
 def test_nnx_transformations_keep_each_event():
     class Block(nnx.Module):
         def __init__(self, rngs):

@@ -167,6 +167,24 @@ at_top_level: Callable[[], bool] = compat.private(
 )
 
 
+class _TraceState:
+    """The current trace as an attribute, before JAX 0.10."""
+
+    @property
+    def value(self) -> Any:
+        return None if _trace_ctx is None else _trace_ctx.trace
+
+
+# If `trace_state.value is TOP_TRACE`, no JAX transformation traces a call. It is at the
+# top level, or evaluated inside a transformation, as by `jax.core.eval_context`.
+trace_state: Any = compat.private(
+    "core.trace_state_strong_ref", "eager calls take longer", default=_TraceState()
+)
+TOP_TRACE: Any = compat.private(
+    "core.eval_trace", "eager calls take longer", default=object()
+)
+
+
 def is_staging() -> bool:
     """Whether this call is being traced to a jaxpr, by `jit` or a loop.
 

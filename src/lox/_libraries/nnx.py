@@ -13,6 +13,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,6 +43,55 @@ def find(
     return call if call.nodes else None
 
 
+# The ids of types whose values neither are NNX objects nor contain any; each has a weak
+# reference, which removes the id.
+_plain_types: dict[int, Any] = {}
+
+
+def captures_none(fun: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Whether a plain function surely uses no NNX object but its arguments.
+
+    This is a part of the search of `find` that takes less than a microsecond. False
+    means that it is not known.
+    """
+    if depth == 0:
+        return True
+    if type(fun) is not types.FunctionType:
+        return False
+    names, values = fun.__code__.co_names, fun.__globals__
+    for name in names:
+        value = values.get(name)
+        if id(type(value)) not in _plain_types and not _is_plain(value, depth):
+            return False
+    for cell in fun.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if id(type(value)) not in _plain_types and not _is_plain(value, depth):
+            return False
+    return True
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind is types.FunctionType:
+        return captures_none(value, depth - 1)
+    nnx: Any = sys.modules.get("flax.nnx")
+    if not hasattr(nnx, "update_context"):  # not imported completely yet
+        return False
+    if issubclass(kind, (types.MethodType, functools.partial, *_kinds(nnx))):
+        return False
+    at = id(kind)
+    _plain_types[at] = weakref.ref(kind, lambda _: _plain_types.pop(at, None))
+    return True
+
+
+def _kinds(nnx: Any) -> tuple[type, ...]:
+    names = ("Variable", "Pytree", "Object")
+    return tuple(getattr(nnx, name) for name in names if hasattr(nnx, name))
+
+
 class StatefulCall:
     """One call of a function that can update NNX objects."""
 
@@ -49,8 +99,7 @@ class StatefulCall:
         self, nnx: Any, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._nnx = nnx
-        names = ("Variable", "Pytree", "Object")
-        self._kinds = tuple(getattr(nnx, name) for name in names if hasattr(nnx, name))
+        self._kinds = _kinds(nnx)
         self._arguments = args, kwargs
         leaves = jax.tree.leaves(self._arguments, is_leaf=self._is_node)
         found = [leaf for leaf in leaves if self._is_node(leaf)]

@@ -43,19 +43,17 @@ class _Types(dict[type, bool]):
 
     def __missing__(self, kind: type) -> bool:
         self[kind] = found = _is_traced(kind, self._numbers)
-        if found:
-            _arrays.add(kind)
+        if found and not issubclass(kind, jax.core.Tracer):
+            array_types.add(kind)
         return found
 
 
 _traced_types = {numbers: _Types(numbers) for numbers in (True, False)}
 
 
-# `are_arrays(map(type, args))` says whether each argument is itself an array or a
-# number, of a type that was seen before
-are_arrays: Callable[[Iterable[type]], bool]
-_arrays: set[type] = set()
-are_arrays = _arrays.issuperset
+# The types of arrays and numbers that were arguments before, without those of traced
+# values. An eager call with such arguments need not be searched for static values.
+array_types: set[type] = set()
 
 
 def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> bool:

@@ -11,26 +11,64 @@ from typing import Any
 _MAX_ENTRIES = 64
 
 
-class FunctionCache:
-    """Values by function and key, kept as long as the functions live.
+class PerFunction:
+    """One value per function, kept as long as the function lives.
 
     Functions are compared by identity, because objects that are equal now may differ
     later. As in `jax.jit`, this includes bound methods: each `trainer.step` is a new
     object, because `trainer` may have changed.
+
+    Attributes:
+        entries: by the `id` of a function, a weak reference to it, and its value.
     """
 
     def __init__(self) -> None:
+        self.entries: dict[int, tuple[Any, Any]] = {}
         self._lock = threading.RLock()
-        # by the `id` of the function: a weak reference to it, and the values by key
-        self._entries: dict[int, tuple[Any, collections.OrderedDict[Any, Any]]] = {}
+
+    def find(self, fun: Any) -> Any:
+        """The value, or None. This is the fast path, without the lock."""
+        entry = self.entries.get(id(fun))
+        return None if entry is None or entry[0]() is not fun else entry[1]
+
+    def get(self, fun: Any, value: Any) -> Any:
+        """The value, which is set if there is none.
+
+        Args:
+            fun: the function.
+            value: the value to set. It must not hold a strong reference to `fun`.
+
+        Raises:
+            TypeError: if there are no weak references to `fun`.
+        """
+        reference = weakref.ref(fun, functools.partial(self._drop, id(fun)))
+        with self._lock:
+            found = self.find(fun)
+            if found is None:
+                self.entries[id(fun)] = reference, value
+            return value if found is None else found
+
+    def _drop(self, number: int, reference: Any) -> None:
+        with self._lock:
+            entry = self.entries.get(number)
+            if entry is not None and entry[0] is reference:
+                del self.entries[number]
+
+
+class FunctionCache:
+    """Values by function and key, kept as long as the functions live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._values = PerFunction()  # by key
 
     def find(self, fun: Any, key: Any) -> Any:
         """The cached value, or None. This is the fast path, without the lock."""
-        entry = self._entries.get(id(fun))
-        if entry is None or entry[0]() is not fun:
+        values = self._values.find(fun)
+        if values is None:
             return None
         try:
-            return entry[1].get(key)
+            return values.get(key)
         except TypeError:  # the key is not hashable
             return None
 
@@ -48,21 +86,12 @@ class FunctionCache:
             return found
         try:
             hash(key)
-            reference = weakref.ref(fun, functools.partial(self._drop, id(fun)))
+            values = self._values.get(fun, collections.OrderedDict())
         except TypeError:  # not hashable, or no weak references: cannot be cached
             return make(lambda: fun)
         with self._lock:
-            _, values = self._entries.setdefault(
-                id(fun), (reference, collections.OrderedDict())
-            )
             if key not in values:
                 values[key] = make(weakref.ref(fun))
                 if len(values) > _MAX_ENTRIES:
                     values.popitem(last=False)
             return values[key]
-
-    def _drop(self, number: int, reference: Any) -> None:
-        with self._lock:
-            entry = self._entries.get(number)
-            if entry is not None and entry[0] is reference:
-                del self._entries[number]

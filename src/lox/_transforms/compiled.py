@@ -21,12 +21,13 @@ from lox._interpreter.contents import host_functions_in
 from lox._jax import patches, tracing
 from lox._libraries import nnx
 from lox._libraries.modules import check_modules
+from lox._logs.packing import Packing
 
 from .arguments import (
     Static,
     StaticLeaves,
     all_traced,
-    are_arrays,
+    array_types,
     hide_settings,
     revealed,
     split,
@@ -73,6 +74,7 @@ class Compiled:
             always traced.
         sink: the destination of the events that the program delivers, if it has one.
         collects: whether the transformation collects events.
+        packing: packs the logs that the transformation adds, if it adds logs.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Compiled:
         own_args: int,
         sink: Any,
         collects: bool = True,
+        packing: Packing | None = None,
     ) -> None:
         self._get_fun = get_fun
         self._evaluate = evaluate
@@ -91,9 +94,12 @@ class Compiled:
         self._own_args = own_args
         self._collects = collects
         # whether arrays and numbers are traced, wherever they are in the arguments
-        self._all_traced = form.outermost and form.numbers and not static
+        self.all_traced = form.outermost and form.numbers and not static
         self.static = static
         self.sink = sink
+        self._packing = packing
+        # from what the program returns to its result and what the transformation adds
+        self.finish = _filled if packing is None else packing.unpacker(_filled)
         fun = get_fun()
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +111,7 @@ class Compiled:
 
         for function in (call, call_mixed):
             _name_after(function, fun)
-        self._jitted = jax.jit(
+        self.jitted = jax.jit(
             call,
             inline=True,
             static_argnums=static.argnums,
@@ -119,13 +125,18 @@ class Compiled:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The same, given a tuple and a dict, which saves time."""
-        if "flax.nnx" in _modules:
+        has_nnx = "flax.nnx" in _modules
+        if (
+            self.all_traced
+            and not kwargs
+            and array_types.issuperset(map(type, args))
+            and not (has_nnx and not nnx.captures_none(self._get_fun()))
+        ):
+            return self.finish(self.jitted(*args))  # most eager calls do nothing else
+        if has_nnx:
             stateful = nnx.find(self._get_fun(), args, kwargs)
             if stateful is not None:
                 return stateful.run(self._call)
-        elif self._all_traced and not kwargs and are_arrays(map(type, args)):
-            out = self._jitted(*args)  # most eager calls do nothing else
-            return out if type(out[0]) is not MixedResult else _filled(out)
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -140,11 +151,11 @@ class Compiled:
         if hidden is given and all_traced(
             *self.static.traced(args, kwargs), form.numbers
         ):
-            out = self._jitted(*args, **kwargs)
+            out = self.jitted(*args, **kwargs)
         else:
             static, arrays = split(*hidden, form.numbers)
             out = self._jitted_mixed(static, arrays)
-        return out if type(out[0]) is not MixedResult else _filled(out)
+        return self.finish(out)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], inline: bool) -> Any:
         """Traces the user's function and evaluates the program.
@@ -219,7 +230,10 @@ class Compiled:
         outs, added = self._evaluate(closed, arrays)
         out_tree, others = structures[-1]
         if not others:
-            return jax.tree.unflatten(out_tree, outs), added
+            out = jax.tree.unflatten(out_tree, outs)
+            if self._packing is None or inline:
+                return out, added
+            return self._packing.pack(out, added)
         result = MixedResult(outs, (out_tree, others))
         return (result.fill() if inline else result), added
 
@@ -230,9 +244,10 @@ class Compiled:
         return is_array_result(x, self._form.numbers)
 
 
-def _filled(out: tuple[MixedResult, Any]) -> tuple[Any, Any]:
-    """Puts leaves that are not arrays into the result."""
-    return out[0].fill(), out[1]
+def _filled(out: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Puts leaves that are not arrays into the result, if there are any."""
+    result, added = out
+    return (result.fill() if type(result) is MixedResult else result), added
 
 
 def _check_objects(fun: Any, leaves: Sequence[Any]) -> None:
@@ -280,6 +295,7 @@ def compiled(
     static: Static,
     wrap: Callable[[Any], Any] | None = None,
     collects: bool = True,
+    packs: bool = False,
 ) -> Compiled:
     """Compiles `fun` for one form, or returns the cached program.
 
@@ -291,12 +307,14 @@ def compiled(
         static: the static arguments.
         wrap: adds an argument of the transformation in front of those of the function.
         collects: whether the transformation collects events.
+        packs: whether it adds logs, which are packed.
     """
 
     def make(get_fun: Callable[[], Any]) -> Compiled:
         evaluate, sink = build()
         if wrap is None:
-            return Compiled(get_fun, evaluate, form, static, 0, sink, collects)
+            packing = Packing() if packs else None
+            return Compiled(get_fun, evaluate, form, static, 0, sink, collects, packing)
         return Compiled(
             lambda: wrap(get_fun()), evaluate, form, static.after(1), 1, sink
         )
@@ -320,6 +338,7 @@ class Forms:
         static: Static,
         outermost: Form = OUTERMOST,
         collects: bool = True,
+        packs: bool = False,
     ) -> "Forms":
         """Compiles `fun` for both forms.
 
@@ -330,13 +349,17 @@ class Forms:
             static: the static arguments.
             outermost: the form of calls that no other transformation encloses.
             collects: whether the transformation collects events.
+            packs: whether it adds logs, which are packed in the outermost form.
         """
 
         def form(where: Form) -> Compiled:
             def build() -> tuple[Evaluate, None]:
                 return lambda closed, args: evaluate(closed, args, where), None
 
-            return compiled(fun, key, build, where, static, collects=collects)
+            pack = packs and where.outermost
+            return compiled(
+                fun, key, build, where, static, collects=collects, packs=pack
+            )
 
         return cls(form(INSIDE), form(outermost))
 

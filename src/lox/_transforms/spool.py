@@ -1,21 +1,59 @@
 """`lox.spool`: returns the logs of a function along with its result."""
 
-import types
+import contextlib
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Never, ParamSpec, TypeVar, overload
 
 from lox._events.selection import Selection
 from lox._interpreter.rows import to_logdict
+from lox._jax.tracing import TOP_TRACE, trace_state
+from lox._libraries import nnx
 from lox._logs.logdict import logdict
 
-from .arguments import Argnames, Argnums, Static
+from .arguments import Argnames, Argnums, Static, array_types
+from .cache import PerFunction
 from .collect import collect
-from .compiled import Form, Forms, cached, is_outermost
+from .compiled import Compiled, Form, Forms, cached, is_outermost
 from .options import Names, Options, decorator, refuse_unknown
 from .transformed import Transformed, check_callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+# the class of what `lox.spool(f)` returns, without options
+_known = PerFunction()
+
+
+def _with_known_functions(spool: F) -> F:
+    """Adds a shortcut to `lox.spool`, for functions that it has transformed before.
+
+    It has no options, because to pass their defaults takes longer than the rest.
+    """
+    entries = _known.entries
+    new = object.__new__
+
+    @functools.wraps(spool)
+    def with_known_functions(fun: Any = None, *given: Any, **options: Any) -> Any:
+        if not given and not options:
+            try:
+                reference, kind = entries[id(fun)]
+            except KeyError:
+                pass
+            else:
+                if reference() is fun:
+                    transformed = new(kind)  # as `kind.of` does
+                    transformed.__wrapped__ = fun
+                    return transformed
+        transformed = spool(fun, *given, **options)
+        if not given and not options and fun is not None:
+            with contextlib.suppress(TypeError):
+                _known.get(fun, type(transformed))
+        return transformed
+
+    return with_known_functions  # type: ignore[return-value]
 
 
 @overload
@@ -52,6 +90,7 @@ def spool(
 ) -> Callable[[Callable[P, T]], Callable[P, tuple[T, logdict]]]: ...
 
 
+@_with_known_functions
 def spool(
     fun: Any = None,
     argnames: Names = None,
@@ -128,26 +167,49 @@ def spool(
     if interval is True or window is True or capacity is True:
         # raises; the cache would find the entry of 1, which equals
         _spooled(fun, given)
-    call, static = cached(fun, given, _spooled)
-    # a method of `fun` keeps it alive, which the cached function does not
-    return Transformed("spool", fun, types.MethodType(call, fun), static)
+    return cached(fun, given, _spooled).of(fun)
 
 
-def _spooled(
-    fun: Any, given: tuple[Any, ...]
-) -> tuple[Callable[..., tuple[Any, logdict]], Static]:
-    """What `lox.spool` returns, as a method of `fun`, and its static arguments."""
+def _spooled(fun: Any, given: tuple[Any, ...]) -> type[Transformed]:
+    """The class of what `lox.spool` returns for a function and options."""
     forms = _forms(fun, given)
     inside, outermost = forms.inside, forms.outermost
 
     def call(_: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, logdict]:
-        if not is_outermost():
-            return inside.call(args, kwargs)
-        result, logs = outermost.call(args, kwargs)
-        # on the host, rows that were not logged are removed
-        return result, logs.compact()
+        return (outermost if is_outermost() else inside).call(args, kwargs)
 
-    return call, forms.static
+    if outermost.all_traced:
+        call = _with_shortcut(call, outermost)
+    return Transformed.subclass("spool", call, forms.static)
+
+
+def _with_shortcut(
+    call: Callable[..., tuple[Any, logdict]], outermost: Compiled
+) -> Callable[..., tuple[Any, logdict]]:
+    """Adds a shortcut for most eager calls, those with arrays and numbers only.
+
+    A jitted function takes some microseconds, so each Python function that is called on
+    the way counts.
+    """
+    jitted, finish = outermost.jitted, outermost.finish
+
+    def with_shortcut(self: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, logdict]:
+        if (
+            not kwargs
+            and (trace_state.value is TOP_TRACE or is_outermost())
+            and ("flax.nnx" not in _modules or nnx.captures_none(self.__wrapped__))
+        ):
+            for arg in args:
+                if type(arg) not in array_types:
+                    break
+            else:
+                return finish(jitted(*args))
+        return call(self, *args, **kwargs)
+
+    return with_shortcut
+
+
+_modules = sys.modules
 
 
 def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:
@@ -161,4 +223,5 @@ def _forms(fun: Any, given: tuple[Any, ...]) -> Forms:
         outs, record, totals = collect(closed, args, options, form.outermost)
         return outs, to_logdict(record, options.prefix, totals)
 
-    return Forms.of(fun, ("spool", options), evaluate, Static.of(fun, *given[8:]))
+    static = Static.of(fun, *given[8:])
+    return Forms.of(fun, ("spool", options), evaluate, static, packs=True)

@@ -36,6 +36,30 @@ class Transformed:
         self._name = name
         self._static = static
 
+    @classmethod
+    def subclass(
+        cls, name: str, call: Callable[..., Any], static: Static
+    ) -> "type[Transformed]":
+        """A class of transformed functions that share everything but `__wrapped__`.
+
+        To create an instance with `of` takes half as long as with `__init__`.
+
+        Args:
+            name: the transformation.
+            call: what a call of the instance does; its first argument is the instance,
+                which keeps the function alive.
+            static: the static arguments.
+        """
+        shared = {"__call__": call, "_name": name, "_static": static, "__slots__": ()}
+        return type(cls.__name__, (cls,), shared)
+
+    @classmethod
+    def of(cls, fun: Any) -> "Transformed":
+        """An instance of a class that `subclass` has created."""
+        transformed = object.__new__(cls)
+        transformed.__wrapped__ = fun
+        return transformed
+
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":  # not set yet, while `copy` creates a copy
             raise AttributeError(name)
