@@ -631,6 +631,8 @@ NO_CANARY = {
     "the batching rule of `scan`, once instead of several times",
     "the lowering rule of `jit`",
 }
+if JAX < (0, 10):  # which cannot do this on CPUs, with and without events
+    del EXPECTED["results in host memory"]
 # Programs that JAX runs correctly without patches, with its versions.
 FIXED = {
     "checkpoint whose results are not used": lambda: JAX >= (0, 12),
@@ -650,9 +652,9 @@ def test_patched_programs_log_every_event_once():
 
 def test_patches_are_all_still_needed():
     fixed = []
-    for name, targets in PATCHES.items():
+    for name in EXPECTED:
         # in a process of its own, since other patches stay
-        is_same = run_programs([name], targets)[name] == EXPECTED[name]
+        is_same = run_programs([name], PATCHES[name])[name] == EXPECTED[name]
         if is_same and not (name in FIXED and FIXED[name]()):
             fixed.append(name)
     assert not fixed, (
