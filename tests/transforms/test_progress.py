@@ -234,6 +234,20 @@ def test_lanes_that_have_left_a_while_loop_report_no_more(monkeypatch, total):
     assert reports(monkeypatch, jax.vmap(unknown), limits, total=total) == expected
 
 
+def test_error_of_the_file_is_raised_after_the_loop():
+    class Broken(Output):
+        def write(self, text):
+            if "30%" in text:
+                raise RuntimeError("no more room")
+            return super().write(text)
+
+    def fun(x):
+        return lax.fori_loop(0, 100, lambda i, v: v + 1, x)
+
+    with pytest.raises(RuntimeError, match="no more room"):
+        lox.progress(fun, file=Broken())(0)
+
+
 def test_loop_that_fails_leaves_no_bar(output):
     def fail(x):
         raise RuntimeError("stop")

@@ -16,6 +16,7 @@ from lox._terminal import live_display, write_line
 
 from . import interrupts, signals
 from .callbacks import Consume, HostSink
+from .errors import callback_errors
 
 _LINES = 10  # lines of text for a loop of known length
 
@@ -93,14 +94,24 @@ class ProgressSink(HostSink):
         bars, address, deferred = self._bars, report.address, signals.deferred
 
         # After a long time in compiled code, CPU caches contain none of the code of a
-        # callback. So most reports, which only count, execute very little.
+        # callback. So reports that only count, or print a line, execute little else.
         def receive_count(number: Any) -> tuple[()]:
             interrupted = deferred or self.stopping or interrupts.ending
             if not interrupted and signals.in_main_thread():
                 bar, count = bars.get(address), int(number) + 1
-                if bar is not None and bar.count < count < bar.due:
-                    bar.count = count
-                    return ()
+                if bar is not None and bar.count < count:
+                    if count < bar.due:
+                        bar.count = count
+                        return ()
+                    display = self._display
+                    if type(display) is _Lines:
+                        try:
+                            with self._lock:
+                                bar.count = count
+                                display.show(bar)
+                        except Exception as error:  # of the file
+                            callback_errors.keep(self, error)
+                        return ()
             return receive(number)
 
         return receive_count
