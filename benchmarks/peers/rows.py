@@ -172,15 +172,15 @@ def _sends(size: int, make: Callable[[Any, Any], Any]) -> Write:
         lax.scan(body, None, steps)
 
     @jax.jit
-    def program(key: Any) -> None:
+    def program(key: Any) -> Any:
         state = logger.init(key)
         logger.tap(train, state, buffer=_BUFFER_SIZE)()
-        logger.finish(state)
+        return state
 
     def write(_: int, new: pathlib.Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        program(jax.random.key(next(_numbers)))
-        jax.effects_barrier()
+        # outside of the program, it waits until the tracker has received everything
+        logger.finish(program(jax.random.key(next(_numbers))))
         for file in path.iterdir():
             file.rename(new / file.name)
 
@@ -248,6 +248,8 @@ def _lox_tensorboard(size: int) -> tuple[Write, Read]:
 def _wandb_read(path: pathlib.Path) -> Any:
     from lox.cli import main
 
+    # a process of W&B's may still write the file when `finish` has returned
+    time.sleep(1)
     # W&B does not read offline runs
     (file,) = path.rglob("*.wandb")
     target = path / "imported"
