@@ -253,8 +253,8 @@ def test_console_logger_writes_in_the_first_process(job):
     for process, printed in enumerate(job.printed):
         lines = printed.splitlines()
         lines = lines[: lines.index("printed:")]
-        lines = [line for line in lines if not line.startswith("[Gloo]")]
-        assert any("loss" in line for line in lines) if process == 0 else lines == []
+        # Gloo prints too, from several threads, whose lines are mixed up
+        assert any("loss" in line for line in lines) == (process == 0)
 
 
 def test_callback_gets_events_of_the_program_in_the_first_process(job):
