@@ -55,6 +55,12 @@ def output():
     return Output()
 
 
+@pytest.fixture(autouse=True)
+def all_lines(monkeypatch):
+    """Prints every line, however fast the loop is."""
+    monkeypatch.setattr(progress_bars, "_SECONDS_BETWEEN_LINES", 0)
+
+
 TENTHS = [f"counted: {10 * i}% ({5 * i}/50)" for i in range(1, 11)]
 
 WAYS = {
@@ -285,14 +291,40 @@ def test_line_has_the_rate_since_the_first_report():
     assert bar.line() == "f: 50% (50/100), 20 iterations/s"
 
 
+def deliver(sink, count, total, ends=False):
+    report = progress_bars.Report("scan[0]", "f", total, ends)
+    tree, source = jax.tree.structure(0), Source("program.py", 1)
+    call = Call(("count",), (tree,), (), source, api_data=report)
+    sink.deliver(Event(call), [np.int32(count if ends else count - 1)])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "percents"),
+    [
+        (0.001, [10, 100]),
+        (0.05, [10, 60, 100]),
+        (0.125, [10, 30, 50, 70, 90, 100]),
+        (0.25, range(10, 101, 10)),
+    ],
+)
+def test_lines_of_fast_loops_are_half_a_second_apart(
+    monkeypatch, output, seconds, percents
+):
+    monkeypatch.undo()
+    time = 0.0
+    sink = progress_bars.ProgressSink(output, clock=lambda: time)
+    for count in range(1, 21):
+        deliver(sink, count, 20)
+        time += seconds
+    deliver(sink, 20, 20, ends=True)
+    assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in percents]
+
+
 def test_loop_that_starts_anew_after_an_interruption_has_a_new_bar(output):
     sink = progress_bars.ProgressSink(output)
     for count in (5, 15, 5, 10, 15, 20):  # the first run ends after 15 of 20 iterations
         for ends in (False, True) if count == 20 else (False,):
-            report = progress_bars.Report("scan[0]", "f", 20, ends)
-            tree, source = jax.tree.structure(0), Source("program.py", 1)
-            call = Call(("count",), (tree,), (), source, api_data=report)
-            sink.deliver(Event(call), [np.int32(count if ends else count - 1)])
+            deliver(sink, count, 20, ends)
     expected = [25, 75, 25, 50, 75, 100]
     assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in expected]
 

@@ -19,6 +19,7 @@ from .callbacks import Consume, HostSink
 from .errors import callback_errors
 
 _LINES = 10  # lines of text for a loop of known length
+_SECONDS_BETWEEN_LINES = 0.5  # a line takes as long as ten short iterations of a loop
 
 
 class Report(NamedTuple):
@@ -167,11 +168,15 @@ class _Bar:
             return None
         return self._total
 
+    def seconds(self) -> float:
+        """The time since the first report."""
+        return self._clock() - self._start
+
     def rate(self) -> str:
         """Iterations per second since the first report, as text."""
         if self._first is None:  # what came before is not part of the measured time
             self._first = self.count
-        seconds = self._clock() - self._start
+        seconds = self.seconds()
         count = self.count - self._first
         return f", {count / seconds:.3g} iterations/s" if count and seconds > 0 else ""
 
@@ -197,27 +202,34 @@ def _make_display(file: TextIO | None) -> _Display:
 
 
 class _Lines:
-    """Prints a line at every tenth of a loop, or each time its count doubles."""
+    """Prints a line at every tenth of a loop, or each time its count doubles.
+
+    The lines of fast loops are fewer: the first, the last, and those in between that
+    are at least half a second apart.
+    """
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
-        self._last: dict[_Bar, int] = {}
+        self._printed: dict[_Bar, tuple[int, float]] = {}  # count and time
 
     def show(self, bar: _Bar) -> None:
         if bar.count >= (bar.due or _next_line(0, bar.total)):
-            self._print(bar)
+            _, seconds = self._printed.get(bar, (0, -math.inf))
+            if bar.seconds() - seconds >= _SECONDS_BETWEEN_LINES:
+                self._print(bar)
         bar.due = _next_line(bar.count, bar.total)
 
     def end(self, bar: _Bar) -> None:
-        if self._last.get(bar) != bar.count:
+        count, _ = self._printed.get(bar, (None, 0))
+        if count != bar.count:
             self._print(bar)
-        self._last.pop(bar, None)
+        self._printed.pop(bar, None)
 
     def close(self) -> None:
         pass
 
     def _print(self, bar: _Bar) -> None:
-        self._last[bar] = bar.count
+        self._printed[bar] = bar.count, bar.seconds()
         write_line(sys.stderr if self._file is None else self._file, bar.line())
 
 

@@ -64,8 +64,8 @@ def progress(
     There is one bar for each outermost `scan`, `fori_loop` or `while_loop`; under
     `vmap`, one for all lanes. A terminal shows live bars, which need rich
     (`pip install 'jax-lox[console]'`); log files and notebooks get a line of text at
-    every tenth of a loop. A loop of unknown length shows its count and its rate. In a
-    job of several processes, the first one shows its bars.
+    every tenth of a loop, at most two per second. A loop of unknown length shows its
+    count and its rate. In a job of several processes, the first one shows its bars.
 
     Args:
         fun: the function; if omitted, a decorator with these options is returned.
@@ -84,8 +84,6 @@ def progress(
         ...     return jax.lax.fori_loop(0, 1000, lambda i, x: x + i, x)
         >>> _ = lox.progress(train, file=sys.stdout)(0)
         train: 10% (100/1000)...
-        train: 20% (200/1000)...
-        ...
         train: 100% (1000/1000)...
     """
     if fun is None:
