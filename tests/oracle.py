@@ -114,10 +114,15 @@ close_calls: list[float] = []
 
 
 class Plain:
-    """Plain Python."""
+    """Plain Python, on NumPy's numbers."""
+
+    numpy = np
 
     def __init__(self):
         self.events = []
+
+    def stop_gradient(self, x):
+        return x
 
     def log(self, data, when=True, **steps):
         # NumPy's, because JAX finds indices slowly
@@ -167,19 +172,50 @@ class Plain:
         return sum((fun(x + i) for i in range(length)), x)
 
 
+class Dual:
+    """A number and its derivatives with respect to all perturbations."""
+
+    __array_ufunc__ = None  # NumPy's numbers leave sums and products to this class
+
+    def __init__(self, value, derivatives):
+        self.value = np.float32(value)
+        self.derivatives = derivatives  # by the number of the perturbation
+
+    def __add__(self, other):
+        if not isinstance(other, Dual):
+            return Dual(self.value + other, self.derivatives)
+        sums = dict(self.derivatives)
+        for number, derivative in other.derivatives.items():
+            sums[number] = sums.get(number, 0.0) + derivative
+        return Dual(self.value + other.value, sums)
+
+    def __mul__(self, factor):
+        scaled = {n: one * factor for n, one in self.derivatives.items()}
+        return Dual(self.value * factor, scaled)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __float__(self):
+        return float(self.value)
+
+
 class Perturbed(Plain):
     """Plain Python that adds a perturbation to the values with logged cotangents.
 
+    The perturbations are zero. The derivative of the result with respect to one of them
+    is the cotangent of the value.
+
     Attributes:
-        eps: the perturbations.
         cotangents: the key and the steps of each of these values.
     """
 
-    def __init__(self, eps):
+    def __init__(self):
         super().__init__()
-        self.eps = eps
         self.cotangents = []
         self._counts = True
+
+    def stop_gradient(self, x):
+        return Dual(x.value, {})
 
     def log(self, data, **steps):
         pass
@@ -194,7 +230,7 @@ class Perturbed(Plain):
             return x
         values = {key: float(step) for key, step in steps.items()}
         self.cotangents.append((name, values, when, of))
-        return x + self.eps[len(self.cotangents) - 1]
+        return x + Dual(0, {len(self.cotangents) - 1: 1.0})
 
     def watch(self, name, tree, when=True, grad=False, **steps):
         if not grad:
@@ -210,7 +246,7 @@ class Perturbed(Plain):
         before, self._counts = self._counts, False
         y = fun(x, *rest)
         self._counts = before
-        return lax.stop_gradient(y) + 0.5 * (x - lax.stop_gradient(x))
+        return Dual(y.value, (0.5 * x).derivatives)
 
     custom_jvp = custom_vjp = custom
 
@@ -225,6 +261,8 @@ class Perturbed(Plain):
 class Jax:
     """JAX's own."""
 
+    numpy = jnp
+    stop_gradient = staticmethod(lax.stop_gradient)
     log = staticmethod(lox.log)
     log_grad = staticmethod(lox.log_grad)
 
@@ -293,11 +331,13 @@ class Jax:
 
 
 def run(program: Program, x: Any, ops: Any) -> Any:
+    xp = ops.numpy
+
     # derivative rules cannot close over values, so all values are arguments
     def index_of(x: Any, count: int) -> Any:
         # in large numbers, the last digits depend on how a compiler rounds
         if isinstance(ops, Plain):
-            size = abs(float(lax.stop_gradient(x)))
+            size = abs(float(x))
             if size < 16 and abs(size * 3 - round(size * 3)) < 1e-4 * (1 + size):
                 close_calls.append(size)
             return int(np.floor(size * 3)) % count if size < 16 else 0
@@ -311,15 +351,15 @@ def run(program: Program, x: Any, ops: Any) -> Any:
         elif s.kind == "log_constant":
             ops.log({f"lr{n}": 0.25}, who=who)
         elif s.kind == "log_vector":
-            ops.log({"v": jnp.stack([jnp.float32(x), jnp.float32(n)])}, who=who)
+            ops.log({"v": xp.stack([xp.float32(x), xp.float32(n)])}, who=who)
         elif s.kind == "log_tree":
             ops.log({"t": {"a": x, "b": (x + n,)}}, who=who)
         elif s.kind == "log_when":
             ops.log({f"w{n}": x}, when=index_of(x, 2) == 0, who=who)
         elif s.kind == "log_elements":
-            xs = jnp.stack([jnp.float32(x), jnp.float32(x) + n / 4, jnp.float32(n)])
-            flags = [jnp.asarray(index_of(one, 2) == 0) for one in xs]
-            ops.log({"e": xs}, when=jnp.stack(flags), step=jnp.arange(3) + i, who=who)
+            xs = xp.stack([xp.float32(x), xp.float32(x) + n / 4, xp.float32(n)])
+            flags = [xp.asarray(index_of(one, 2) == 0) for one in xs]
+            ops.log({"e": xs}, when=xp.stack(flags), step=xp.arange(3) + i, who=who)
         elif s.kind == "log_grad":
             return ops.log_grad(f"d{n}", x, step=i, who=who)
         elif s.kind == "log_grad_when":
@@ -331,7 +371,7 @@ def run(program: Program, x: Any, ops: Any) -> Any:
             tree = ops.watch(f"p{n}", {"a": x}, grad=n > 0, step=i, who=who)
             return tree["a"]
         elif s.kind == "watch_nonfinite":
-            bad = x + jnp.where(index_of(x, 2) == 0, jnp.inf, 0.0)
+            bad = x + xp.where(index_of(x, 2) == 0, xp.inf, 0.0)
             ops.watch(f"q{n}", {"a": bad, "b": x}, when="nonfinite", who=who)
         elif s.kind == "update":
             return x * (0.5 + 0.25 * n) + 0.125
@@ -355,7 +395,7 @@ def run(program: Program, x: Any, ops: Any) -> Any:
 
     def log_grad_tree(x: Any, n: int, who: Any) -> Any:
         # an integer has no cotangent, and a constant is not differentiated
-        tree = ops.log_grad("tree", {"a": x, "n": jnp.int32(n)}, who=who)
+        tree = ops.log_grad("tree", {"a": x, "n": xp.int32(n)}, who=who)
         return tree["a"] * 0.75
 
     def while_loop(s: Statement, x: Any, i: Any, who: Any) -> Any:
@@ -380,7 +420,7 @@ def run(program: Program, x: Any, ops: Any) -> Any:
             x = do(s, x, i, who)
         return x
 
-    return do_all(program, x, 0, lax.stop_gradient(x))
+    return do_all(program, x, 0, ops.stop_gradient(x))
 
 
 def function(program: Program) -> Any:
@@ -390,13 +430,13 @@ def function(program: Program) -> Any:
 def expected(program: Program, x: float) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The events of a plain Python run."""
     plain = Plain()
-    run(program, jnp.float32(x), plain)
+    run(program, np.float32(x), plain)
     return plain.events
 
 
 def result(program: Program, x: float) -> Any:
     """The result of a plain Python run."""
-    return run(program, jnp.float32(x), Plain())
+    return run(program, np.float32(x), Plain())
 
 
 def gradient(function: Any, x: float) -> Any:
@@ -408,20 +448,12 @@ def expected_cotangents(
     program: Program, x: float, plain: type[Perturbed] = Perturbed
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The events of a backward pass, which is plain Python's in reverse."""
-    most = 1000
-    first = plain(np.zeros(most, np.float32))
-    run(program, jnp.float32(x), first)
-    assert len(first.cotangents) <= most
-
-    def result(eps: Any) -> Any:
-        return run(program, jnp.float32(x), plain(eps))
-
-    values = jax.grad(result)(jnp.zeros(len(first.cotangents)))
+    perturbed = plain()
+    result = run(program, Dual(x, {}), perturbed)
     events = []
-    for (name, steps, when, of), value in zip(
-        first.cotangents, np.asarray(values), strict=True
-    ):
+    for number, (name, steps, when, of) in enumerate(perturbed.cotangents):
         if when:
+            value = np.float32(result.derivatives.get(number, 0.0))
             events.append(({name: value if of is None else of(value)}, steps))
     return events[::-1]
 

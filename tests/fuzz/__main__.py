@@ -38,6 +38,7 @@ FLAGS = [flag for flag in ("JAX_REMAT3", "JAX_CUSTOM_VJP3") if os.environ.get(fl
 
 
 _CLEAR = 200  # programs after which compiled ones are dropped from the memory
+_COLLECT = 25  # programs after which garbage is collected; tracing makes much of it
 _SLICE = 500  # programs per recorded line
 
 
@@ -114,7 +115,8 @@ def main() -> int:
     options = parser.parse_args()
     # what is logged only by a derivative rule, or a program without loops, is expected
     warnings.simplefilter("ignore")
-    gc.freeze()  # tracing makes much garbage, and the modules are none
+    gc.freeze()  # the modules are not garbage
+    gc.disable()
     names = options.only or list(CHECKS)
     done, failed = 0, 0
     start = time.monotonic()
@@ -129,6 +131,8 @@ def main() -> int:
                 failed += 1
                 report(case, error)
             done += 1
+            if done % _COLLECT == 0:
+                gc.collect()
             if done % _CLEAR == 0:
                 jax.clear_caches()
                 rate = done / (time.monotonic() - start)

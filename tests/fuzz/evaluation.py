@@ -21,11 +21,11 @@ _CONTROL = ("scan", "while", "cond", "shard_map")
 
 @contextlib.contextmanager
 def without_compiling() -> Iterator[None]:
-    """Inside, jitted functions with more than one operation are not compiled."""
+    """Inside, only single operations that NumPy does not have are compiled."""
     compiled = pjit._pjit_call_impl_python
 
     def call(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        if _is_operation(jaxpr):  # it is compiled only once
+        if _needs_jax(jaxpr, args):
             return compiled(*args, jaxpr=jaxpr, **params)
         with np.errstate(all="ignore"):
             outs = evaluate(jaxpr, args)
@@ -38,13 +38,16 @@ def without_compiling() -> Iterator[None]:
         pjit._pjit_call_impl_python = compiled
 
 
-def _is_operation(closed: Any) -> bool:
+def _needs_jax(closed: Any, args: Sequence[Any]) -> bool:
+    """Whether this is a single operation that NumPy does not have."""
     if closed.effects or len(closed.eqns) > 1:
         return False
-    return not any(
-        eqn.primitive.name in _CONTROL or _called(eqn) is not None
-        for eqn in closed.eqns
-    )
+    for eqn in closed.eqns:
+        if eqn.primitive.name in _CONTROL or _called(eqn) is not None:
+            return False
+        if eqn.primitive.name in _OPERATIONS:
+            return any(map(_is_key, args))
+    return True
 
 
 def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -67,9 +70,11 @@ def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
 
 def _numpy(x: Any) -> Any:
     """As a NumPy array; PRNG keys, which NumPy does not have, stay as they are."""
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
-    return np.asarray(x)
+    return x if _is_key(x) else np.asarray(x)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _evaluate(eqn: Any, args: list[Any]) -> list[Any]:

@@ -57,7 +57,7 @@ class Program:
 
     def forward(self, x):
         plain = ObservedPlain() if self._observed else oracle.Plain()
-        oracle.run(self.statements, jnp.float32(x), plain)
+        oracle.run(self.statements, np.float32(x), plain)
         return plain.events
 
     def events(self, x):

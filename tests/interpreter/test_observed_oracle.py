@@ -78,7 +78,7 @@ def observed(program):
 
 def expected(program, x):
     plain = Plain()
-    oracle.run(program, jnp.float32(x), plain)
+    oracle.run(program, np.float32(x), plain)
     return plain.events
 
 

@@ -153,6 +153,47 @@ def test_shard_map_adds_device_axis():
     assert sorted(rows(tapped(g, x), "x")) == sorted([0.0] * 8 + sums)
 
 
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_vmapped_nested_branches_in_shard_map_log_what_does_not_vary(differentiate):
+    """JAX alone fails if an operand of both conditionals does not vary over devices."""
+
+    def f(x):
+        def step(c, i):
+            def deep(c):
+                lox.log({"deep": c}, step=i)
+                return c * 0.5 + i
+
+            def inner(c):
+                return lax.switch(jnp.int32(c) % 2, [lambda c: c * i, deep], c)
+
+            def outer(c):
+                lox.log({"outer": c}, step=i)
+                return c + 1
+
+            c = lax.cond(c > 2, inner, outer, c)
+            lox.log({"every": c}, step=i)
+            return c, None
+
+        return lax.scan(step, x, jnp.arange(4))[0]
+
+    xs = jnp.arange(4.0)
+    fun = jax.grad(f) if differentiate else f
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    mapped = jax.shard_map(jax.vmap(fun), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    expected = [lox.spool(fun)(x) for x in xs]
+    out, logs = lox.spool(mapped)(xs)
+    assert out.tolist() == [value for value, _ in expected]
+    lanes = [lane.compact() for device in logs.lanes() for lane in device.lanes()]
+    for lane, (_, own) in zip(lanes, expected, strict=True):
+        assert lane.keys() == own.keys()
+        for key in own:
+            assert lane[key].tolist() == own[key].tolist()
+            assert lane.step[key].tolist() == own.step[key].tolist()
+    calls = tapped(mapped, xs)
+    count = sum(jnp.size(value) for _, own in expected for value in own.values())
+    assert len(calls) == count
+
+
 def test_shard_map_logs_over_one_or_both_of_two_axes():
     mesh = mesh_of("i", "j")
     x = jnp.arange(8.0).reshape(4, 2)

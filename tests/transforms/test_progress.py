@@ -301,8 +301,8 @@ def deliver(sink, count, total, ends=False):
 @pytest.mark.parametrize(
     ("seconds", "percents"),
     [
-        (0.001, [10, 100]),
-        (0.05, [10, 60, 100]),
+        (2**-10, [10, 100]),
+        (0.0625, [10, 50, 90, 100]),
         (0.125, [10, 30, 50, 70, 90, 100]),
         (0.25, range(10, 101, 10)),
     ],

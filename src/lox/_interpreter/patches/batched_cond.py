@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from lox._interpreter.handlers import State
-from lox._interpreter.walk import Walk, cached
-from lox._jax import batching, jaxprs
+from lox._interpreter.walk import Walk, as_array, cached
+from lox._jax import array_types, batching, jaxprs
 
 from .masking import EventMasker
 
@@ -28,21 +28,38 @@ def batch_cond(
     # `platform_dependent` ignores the index, so all lanes run the same branch
     if dims[0] is not None and "branches_platforms" not in params:
         index, *operands = args
+        varying = array_types.varying_axes(jax.typeof(index))
+        if varying:  # in a `shard_map`
+            operands = [array_types.vary_like(as_array(x), varying) for x in operands]
         args, dims = [index, index, *operands], [dims[0], *dims]
-        aval = batching.lane_aval(axis_data, dims[0], jax.typeof(index))
+        avals = [
+            batching.lane_aval(axis_data, dim, jax.typeof(x))
+            for x, dim in zip(args[1:], dims[1:], strict=True)
+        ]
         params["branches"] = tuple(
-            _masked_branch(branch, i, aval) for i, branch in enumerate(branches)
+            _masked_branch(branch, i, _types(branch, avals))
+            for i, branch in enumerate(branches)
         )
     return rule(axis_data, args, dims, **params)
 
 
-def _masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
-    return cached(
-        branch, (i, index_aval), lambda: _trace_masked_branch(branch, i, index_aval)
-    )
+def _types(branch: Any, avals: Sequence[Any]) -> tuple[Any, ...]:
+    """The types of the index and of the operands.
+
+    JAX's rule lets all operands vary over the same devices as the index. The operations
+    of a branch were traced with their former types.
+    """
+    index, *operands = avals
+    pairs = zip(branch.in_avals, operands, strict=True)
+    axes = array_types.varying_axes
+    return index, *(old if axes(old) == axes(new) else new for old, new in pairs)
 
 
-def _trace_masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
+def _masked_branch(branch: Any, i: int, avals: tuple[Any, ...]) -> Any:
+    return cached(branch, (i, avals), lambda: _trace_masked_branch(branch, i, avals))
+
+
+def _trace_masked_branch(branch: Any, i: int, avals: tuple[Any, ...]) -> Any:
     walk = Walk(EventMasker())
 
     def fun(index: Any, *args: Any) -> list[Any]:
@@ -50,4 +67,4 @@ def _trace_masked_branch(branch: Any, i: int, index_aval: Any) -> Any:
         outs, _, _ = walk(branch, args, State(context=index == i))
         return outs
 
-    return jaxprs.trace(fun, [index_aval, *branch.in_avals], branch)[0]
+    return jaxprs.trace(fun, avals, branch)[0]
