@@ -117,7 +117,7 @@ class ObservedProgram:
         jaxpr = closed.jaxpr
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-        copy = tracing.equation_copier()
+        copy = tracing.equation_copier(jaxpr)
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, jaxprs.Literal) else env[atom]

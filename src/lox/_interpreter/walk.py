@@ -75,7 +75,7 @@ class Walk:
         env.update(zip(jaxpr.invars, args, strict=True))
         indices = indices_with_events(jaxpr)
 
-        copy = tracing.equation_copier()
+        copy = tracing.equation_copier(jaxpr)
         # values of a program that is being traced occupy no memory yet
         last_use = _last_uses(jaxpr) if copy is None else {}
         # for types only, equations without events are not evaluated at all

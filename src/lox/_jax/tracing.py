@@ -49,10 +49,13 @@ def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
 Copy = Callable[[JaxprEqn, dict[Any, Any]], list[Any] | None]
 
 
-def equation_copier() -> Copy | None:
+def equation_copier(jaxpr: Any) -> Copy | None:
     """A function that adds equations to the current trace without inferring types.
 
     Binding an equation takes five times as long.
+
+    Args:
+        jaxpr: the open jaxpr of the equations.
 
     Returns:
         The function, or None if the current trace is not a plain trace to a jaxpr.
@@ -61,17 +64,19 @@ def equation_copier() -> Copy | None:
     if trace is None:
         return None
     names = source_info_util.current_name_stack()
+    has_names = bool(names.stack)
+    may_be_high = getattr(jaxpr, "is_high", True)
     literal, tracer_type, array = jex.Literal, pe.DynamicJaxprTracer, jax.Array
 
     def copy(eqn: JaxprEqn, env: dict[Any, Any]) -> list[Any] | None:
-        if eqn.effects or _is_high(eqn):
+        if eqn.effects or (may_be_high and _is_high(eqn)):
             return None
         info = eqn.source_info
-        if names.stack:
+        if has_names:
             info = info.replace(name_stack=names + info.name_stack)
         tracers = []
         for atom in eqn.invars:
-            if isinstance(atom, literal):
+            if type(atom) is literal:
                 tracers.append(tracer_type(trace, atom.aval, atom, info))
                 continue
             x = env[atom]

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -72,6 +73,8 @@ def mask_events(jaxpr: Any) -> Any:
     The jaxprs inside other equations are not processed: that happens when they are
     traversed or batched themselves.
     """
+    if "equinox" not in sys.modules:  # then there are none of its primitives
+        return jaxpr
     if merges_lanes_inside(jaxpr):
         find_counters_in_sync(jaxpr)
     if not needs_masks(jaxpr):
