@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -292,6 +293,14 @@ def test_public_names_load_once_and_unknown_names_raise():
     assert {"log", "spool", "tap", "nolog", "load", "loggers"} <= set(dir(lox))
     with pytest.raises(AttributeError, match="no attribute 'spoool'"):
         lox.spoool  # noqa: B018
+
+
+def test_old_version_of_jax_is_refused_with_the_remedy():
+    requirement = f"jax>={'.'.join(map(str, lox._OLDEST_JAX))}"
+    assert f'"{requirement}"' in (SOURCE.parent / "pyproject.toml").read_text()
+    old = types.SimpleNamespace(__version__="0.8.2", __version_info__=(0, 8, 2))
+    with pytest.raises(lox.UnsupportedJaxError, match="0.8.2 .* --upgrade jax"):
+        lox._prepare_jax(old)
 
 
 def test_pickled_logdict_names_only_public_classes():

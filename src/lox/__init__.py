@@ -69,6 +69,7 @@ else:
             "_runtime",
         ),
     }
+    _OLDEST_JAX = (0, 9)  # as in pyproject.toml
     _SUBMODULES = ("loggers", "neptune", "wandb")
 
     def __getattr__(name: str) -> Any:
@@ -84,6 +85,13 @@ else:
         return sorted({*globals(), *_MODULE_OF, *_SUBMODULES})
 
     def _prepare_jax(jax: Any) -> None:
+        # absent while JAX is being imported
+        if getattr(jax, "__version_info__", _OLDEST_JAX) < _OLDEST_JAX:
+            oldest = ".".join(map(str, _OLDEST_JAX))
+            raise UnsupportedJaxError(
+                f"lox needs JAX {oldest} or later, but JAX {jax.__version__} is "
+                "installed. Update it: `pip install --upgrade jax`."
+            )
         # the first event may be inside a function that JAX or Flax is already running
         early = _load_module(f"{__name__}._jax.early_patches")
         early.source.load = lambda: _load_module(f"{__name__}._runtime")
