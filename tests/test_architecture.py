@@ -1,8 +1,10 @@
 """Which packages may import which, and which never import JAX."""
 
 import ast
+import functools
 import pathlib
 import pickle
+import re
 import types
 
 import numpy as np
@@ -38,7 +40,8 @@ FLOW = [
     "lox",  # which re-exports from all of them
     "logify",
 ]
-# What can be used without JAX: nothing in them imports it when it is loaded.
+# What can be used without JAX: nothing in them imports it, except on demand in the
+# functions of `JAX_ON_DEMAND`.
 WITHOUT_JAX = [
     "lox",
     "lox._store",
@@ -49,6 +52,14 @@ WITHOUT_JAX = [
     "lox.cli",
     "lox.__main__",
 ]
+# Modules with functions that need JAX, and what for.
+JAX_ON_DEMAND = {
+    "lox._logs.key": "arrays of JAX",
+    "lox._logs.logdict": "registered as a pytree by `import jax`",
+    "lox._logs.pytree": "loaded by `import jax`",
+    "lox._store.keys": "keys of other implementations, and traced seeds",
+    "lox._store.schema": "typed keys, which only JAX has",
+}
 
 
 def modules():
@@ -60,13 +71,12 @@ def modules():
 PATHS = dict(modules())
 
 
-def imports(path, name, at_load=False):
-    """The modules that a file imports, with lines: on load, or at any time."""
+def imports(path, name, nodes=ast.walk):
+    """The modules that a file imports, with lines, in some nodes of its code."""
     package = name.split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    tree = ast.parse(path.read_text())
-    for node in at_load_nodes(tree) if at_load else ast.walk(tree):
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -80,10 +90,15 @@ def imports(path, name, at_load=False):
 
 def at_load_nodes(tree):
     """The statements that run when a module is loaded."""
+    return nodes_that_run(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def nodes_that_run(tree, skipped=()):
+    """The statements of a module, without those for type checkers."""
     stack = list(tree.body)
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, skipped):
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             stack += node.orelse
@@ -122,19 +137,46 @@ def test_import_against_the_order_is_found():
     assert {place(module) for module in PATHS} == {-1, *range(len(FLOW))}
 
 
+def test_every_package_is_in_the_order():
+    assert not [name for name in PATHS if place(name) < 0 and name.count(".") > 1]
+
+
+def files_of_the_map():
+    """The packages in the table of `CONTRIBUTING.md`, with the files it names."""
+    text = (pathlib.Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    for row in re.findall(r"^\| `(\w+(?:/\w+)?)` \|[^|]*\|(.*)\|$", text, re.M):
+        yield row[0], set(re.findall(r"`(\w+\.py|\w+/)`", row[1]))
+
+
+@pytest.mark.parametrize(("package", "named"), [*files_of_the_map()])
+def test_map_in_contributing_names_every_file(package, named):
+    entries = [path for path in (SOURCE / package).iterdir() if path.name[:2] != "__"]
+    found = {path.name + "/" * path.is_dir() for path in entries}
+    if package == "lox/cli":  # one file per sub-command
+        found = {name for name in found if name.startswith("_")}
+    assert named == {name for name in found if name.endswith((".py", "/"))}
+
+
+def test_map_in_contributing_has_every_package():
+    packages = {path.parent for path in SOURCE.glob("lox/*/__init__.py")}
+    named = {SOURCE / package for package, _ in files_of_the_map()}
+    assert named == {*packages, SOURCE / "logify"}
+
+
 def private_jax_names_in(tree):
     """Mentions of `jax._src`, except in docstrings and comments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            text = ast.unparse(node)
+            names = [getattr(node, "module", ""), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Attribute):
-            text = "jax._src" if node.attr == "_src" else ""
+            names = [node.attr]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = "" if " " in node.value.strip() else node.value
+            names = [] if " " in node.value.strip() else [node.value]
         else:
             continue
-        if "jax._src" in text:
-            yield f"line {node.lineno}: {text}"
+        path = ".".join(filter(None, names))
+        if path == "_src" or "jax._src" in path:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
 def test_private_jax_names_are_used_in_one_module_only():
@@ -146,19 +188,22 @@ def test_private_jax_names_are_used_in_one_module_only():
 @pytest.mark.parametrize(
     "code",
     [
+        "from jax import _src",
         "from jax._src import core",
         "from jax._src.core import Trace",
         "import jax._src.core",
         "jax._src.core.Trace",
         "importlib.import_module('jax._src.core')",
+        "getattr(jax, '_src')",
     ],
 )
 def test_private_jax_name_in_other_module_is_found(code):
     assert list(private_jax_names_in(ast.parse(code)))
 
 
-# JAX's tables of rules, by primitive
+# JAX's tables of rules
 RULE_TABLES = {
+    "interpreters",  # the public modules that hold some of them
     "_lowerings",
     "_platform_specific_lowerings",
     "axis_primitive_batchers",
@@ -186,9 +231,8 @@ def rule_tables_in(tree):
         if isinstance(node, ast.Attribute):
             names = [node.attr]
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name.rpartition(".")[2] for alias in node.names]
-            if "jax.interpreters" in ast.unparse(node):
-                yield f"line {node.lineno}: jax.interpreters"
+            names = [getattr(node, "module", ""), *(alias.name for alias in node.names)]
+            names = ".".join(filter(None, names)).split(".")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value]  # as for `getattr`
         for name in RULE_TABLES.intersection(names):
@@ -209,6 +253,7 @@ def test_jax_rule_tables_are_used_in_one_package_only():
         "from jax.interpreters import ad",
         "from jax.interpreters.ad import primitive_jvps as jvps",
         "import jax.interpreters.mlir",
+        "jax.interpreters.mlir.register_lowering(log_p, rule)",
     ],
 )
 def test_jax_rule_table_in_other_package_is_found(code):
@@ -246,28 +291,43 @@ def test_access_to_private_attributes_of_logdicts_is_found(code):
 
 
 def loaded_by(module, seen):
-    """All modules that a module loads, and their imports from other packages."""
-    parents = [module.rpartition(".")[0]] if "." in module else []
-    for imported in [*parents, *(name for name, _ in imports_at_load(module))]:
-        if imported not in seen:
-            seen.add(imported)
-            if imported in PATHS:
-                loaded_by(imported, seen)
+    """Adds a module to `seen`, and all that it loads."""
+    if module not in seen:
+        seen.add(module)
+        for imported in loaded_directly(module) if module in PATHS else ():
+            loaded_by(imported, seen)
     return seen
 
 
-def imports_at_load(module):
-    return imports(PATHS[module], module, at_load=True)
+@functools.cache
+def loaded_directly(module):
+    parents = [module.rpartition(".")[0]] if "." in module else []
+    found = imports(PATHS[module], module, at_load_nodes)
+    return [*parents, *(imported for imported, _ in found)]
 
 
-def test_store_and_logs_do_not_import_jax():
-    for module in PATHS:
-        package = module.rpartition(".")[0]
-        if module == "lox._logs.pytree":  # loaded by `import jax`
-            continue
-        if module in WITHOUT_JAX or package in WITHOUT_JAX[1:]:
-            loaded = loaded_by(module, set())
-            assert not [name for name in loaded if name.split(".")[0] == "jax"], module
+def is_jax(module):
+    return module.split(".")[0] in ("jax", "jaxlib")
+
+
+def loads_jax(module):
+    return any(map(is_jax, loaded_by(module, set())))
+
+
+def runs_without_jax(module):
+    return module == "lox" or f"{module}.".startswith(
+        tuple(f"{package}." for package in WITHOUT_JAX[1:])
+    )
+
+
+@pytest.mark.parametrize("module", [*filter(runs_without_jax, PATHS)])
+def test_store_logs_and_command_line_do_not_import_jax(module):
+    if module not in JAX_ON_DEMAND:
+        found = imports(PATHS[module], module, nodes_that_run)
+        wrong = [f"line {line}: {name}" for name, line in found if loads_jax(name)]
+        assert not wrong
+    elif module != "lox._logs.pytree":
+        assert not loads_jax(module)
 
 
 def test_load_and_runs_do_not_import_jax(tmp_path):

@@ -7,9 +7,9 @@ import lox._runtime
 from lox._errors import LoxTypeError
 from lox._events.condition import Condition
 from lox._events.event import Call, Event, Layout, Route
-from lox._events.log import arrays_of, numbers_of
 from lox._events.over import axes_of, check_reductions, reduced
 from lox._events.primitive import log_p
+from lox._events.values import arrays_of, numbers_of
 from lox._reduce.named import REDUCTIONS
 from lox._reduce.reductions import check_one
 from lox._source import user_source

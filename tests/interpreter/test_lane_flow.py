@@ -17,7 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 import lox
-from lox._interpreter.lane_flow import lanes_of, lanes_of_scan, lanes_of_while
+from lox._interpreter import lane_flow
+from lox._interpreter.lane_flow import lanes_of_scan, lanes_of_while
 from lox._jax import batching as lane_batching
 
 LANES = 3
@@ -34,7 +35,8 @@ def _compare(axis_data, args, dims, *, closed, answers):
     batched = [dim is not None for dim in dims]
     none = [False] * len(closed.out_avals)
     found = lane_batching.batched_outputs(closed, axis_data, batched, none)
-    answers.append((lanes_of(closed, batched), list(found)))
+    levels = lane_flow._propagate(closed, lane_flow._levels(batched))
+    answers.append((lane_flow._answers(levels), list(found)))
     return lane_batching.batch(closed, axis_data, args, dims)
 
 

@@ -33,6 +33,7 @@ SINCE = {
     "api.Inline": (0, 11),
     "core.eval_jaxpr_p": (0, 11),
     "hijax._vjp_from_remat_rules": (0, 12),
+    "lax/erf.py": (0, 12),
 }
 # Names that newer versions lack, with the last version that has them.
 UNTIL = {"hijax.VJPHiPrimitive": (0, 11, 1)}
@@ -88,6 +89,15 @@ def private_names():
                 if function in ("private", "replace") and string(node.args[0]):
                     place = f"{file.name}:{node.lineno}"
                     yield Use(string(node.args[0]), string(node.args[1]), place)
+
+
+def private_files():
+    """The files that `compat.private_files` looks up."""
+    for file in sorted(SOURCE.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and "private_files" in ast.unparse(node.func):
+                place = f"{file.name}:{node.lineno}"
+                yield from (Use(string(path), "", place) for path in node.args)
 
 
 # Modules of JAX whose names are not covered by its deprecation policy, or hardly.
@@ -152,6 +162,15 @@ def test_private_name_exists_in_jax(path):
     assert found(f"jax._src.{path}") == exists_in_this_version(path), (
         f"JAX {jax.__version__}: `jax._src.{path}` has come or gone. "
         f"`_jax/{use.place}` uses it: {use.reason}."
+    )
+
+
+@pytest.mark.parametrize("use", [*private_files()], ids=lambda use: use.path)
+def test_private_file_exists_in_jax(use):
+    (path,) = compat.private_files(use.path)
+    assert pathlib.Path(path).exists() == exists_in_this_version(use.path), (
+        f"JAX {jax.__version__}: `jax/_src/{use.path}` has come or gone. "
+        f"`_jax/{use.place}` looks for it in call stacks."
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import lox
 import lox.loggers
 from tests import jobs, programs
-from tests.waiting import in_threads
+from tests.waiting import in_threads, wait_until
 
 DEVICES, ROWS, CALLS, WIDTH = 2, 3, 3, 100
 
@@ -57,7 +57,7 @@ FAULTS = """
         if call == 1 and process == 2:
             lox.tap(lambda x: lox.log({"x": x}), hang)(1.0)
         if call == 1:
-            sys.stdin.read()  # until the faults have happened
+            sys.stdin.readline()  # until the faults have happened
         if call == 1 and process == 3:
             set_size_limit(4_000)
         with warnings.catch_warnings(record=True) as caught:
@@ -67,6 +67,8 @@ FAULTS = """
         set_size_limit(None)
     logger.finish(state)
     print(json.dumps(seen), flush=True)
+    pathlib.Path("finished").touch()
+    sys.stdin.read()  # until all have finished: JAX ends them when the first one exits
 """
 
 
@@ -117,6 +119,11 @@ class Faults:
         self.printed = {}
         self._wait(killed)
         assert "hangs\n" in hanging.stdout
+        for process in (first, full):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for name in ("directory-0", "directory-3"):
+            wait_until((path / name / "finished").exists)
         in_threads(self._wait, [(first,), (full,)])  # closes their input
         hanging.kill()
         self._wait(hanging)

@@ -11,7 +11,8 @@ import pytest
 import lox
 import lox.loggers
 from lox._logs.lane_statistics import Sample
-from lox._page.charts import CannotExtendError, Request, chart
+from lox._page.chart_requests import CannotExtendError, Request
+from lox._page.charts import chart
 from lox._page.grouping import MISSING, group_runs, is_seed
 from lox._page.index import index_of
 from lox._page.packing import narrow, pack

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import lox
-from lox._page import charts
-from lox._page.charts import Request, chart
+from lox._page import lane_table
+from lox._page.chart_requests import Request
+from lox._page.charts import chart
 from lox._page.source import StoreSource
 
 from .stores import logs, write_run
@@ -110,7 +111,7 @@ def test_buckets_of_a_chart_keep_the_extremes_of_over_lanes(tmp_path):
 def test_intervals_of_long_curves_are_some_of_those_of_over_lanes(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(charts, "MAX_EXACT", 100)
+    monkeypatch.setattr(lane_table, "MAX_EXACT", 100)
     write_random(tmp_path, 1, runs=4, rows=1000)
     steps, values = over_lanes(tmp_path)
     data = chart(StoreSource(tmp_path), Request("loss", buckets=50))

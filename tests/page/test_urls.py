@@ -12,7 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import lox
 from lox._page import mirror
-from lox._page.charts import Request, chart
+from lox._page.chart_requests import Request
+from lox._page.charts import chart
 from lox._page.report import write_report
 from lox._page.server import PageServer
 from lox._page.source import StoreSource

@@ -1,6 +1,7 @@
 """`lox.tap`: order, lanes, exceptions and options."""
 
-import time
+import sys
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from jax import lax
 
 import lox
-from tests.waiting import in_threads
+from tests.waiting import in_threads, wait_until
 
 
 def loop(xs):
@@ -279,18 +280,26 @@ def test_callback_exception_under_vmap_stops_at_that_lane():
 
 
 def test_callback_is_never_called_concurrently():
-    inside = []
+    inside, calls = [], []
+
+    def another_thread_delivers():
+        stacks = map(traceback.extract_stack, sys._current_frames().values())
+        functions = [{frame.name for frame in stack} for stack in stacks]
+        return sum("deliver" in names for names in functions) > 1
 
     def callback(logs):
         inside.append(1)
-        for _ in range(100):  # lets other threads enter, if they can
-            time.sleep(0)
+        calls.append(1)
+        if len(calls) == 1:  # there are two other threads, which want to enter
+            wait_until(lambda: len(inside) > 1 or another_thread_delivers())
         assert len(inside) == 1
         inside.pop()
 
     f = lox.tap(loop, callback, ordered=False)
-    in_threads(f, [(jnp.arange(3),)] * 3)
+    # programs on one device may run one after the other
+    in_threads(f, [(jax.device_put(jnp.arange(3), x),) for x in jax.devices()[:3]])
     jax.effects_barrier()
+    assert len(calls) == 3 * len(ORDER)
 
 
 def test_callback_that_is_not_callable_is_refused():

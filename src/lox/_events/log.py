@@ -5,18 +5,15 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lox._arrays import is_array
-from lox._errors import LoxTypeError, RangeError, StepError, describe
-from lox._jax import host, tracing
-from lox._jax.numbers import lost_by, number_of, rounds
-from lox._libraries.nnx import as_arrays
+from lox._errors import LoxTypeError, describe
+from lox._jax import tracing
 from lox._logs.access import key_of
 from lox._logs.key import KeyInfo
-from lox._logs.logdict import RESERVED, logdict, make_logdict, reserved_step
+from lox._logs.logdict import logdict, make_logdict
 from lox._logs.metadata import Metadata
 from lox._reduce import reductions
 from lox._source import Source, user_source
@@ -26,6 +23,7 @@ from .event import Call, Event, Layout, Route
 from .not_traced import may_run_early, warn_if_in_host_function
 from .over import axes_of, check_reductions, reduced
 from .primitive import log_p
+from .values import arrays_of, numbers_of, step_of
 
 _MISSING: Any = object()
 
@@ -153,7 +151,7 @@ class CallOptions:
         """The steps as arrays, one number per element that `condition` has."""
         shape = () if condition is None else condition.shape
         items = self.steps.items()
-        numbers = [_step(name, value, self.caller, shape) for name, value in items]
+        numbers = [step_of(name, value, self.caller, shape) for name, value in items]
         return numbers if condition is None else list(map(condition.step, numbers))
 
     def call(
@@ -311,117 +309,11 @@ def logs_of(event: Event, operands: Sequence[Any]) -> logdict:
     return make_logdict(values, Metadata(by_key, mask, info))
 
 
-def numbers_of(
-    values: Iterable[Any], trees: Iterable[Any], steps: Iterable[Any] = ()
-) -> tuple[Any, ...]:
-    """The Python numbers among logged values, for `Call.numbers`.
-
-    Args:
-        values: the logged values.
-        trees: the structure of each value after its conversion to arrays.
-        steps: the steps.
-    """
-    if tracing.at_top_level():
-        return ()  # eager events are not joined, and so are never cast
-    known: list[Any] = []
-    for value, tree in zip(values, trees, strict=True):
-        leaves = jax.tree.leaves(value)
-        same = len(leaves) == tree.num_leaves
-        known += map(number_of, leaves if same else [None] * tree.num_leaves)
-    known += map(number_of, steps)
-    return () if all(number is None for number in known) else tuple(known)
-
-
-def arrays_of(value: Any, key: str, call: str) -> tuple[list[Any], Any]:
-    """The leaves of a value as arrays, and its structure.
-
-    Args:
-        value: the logged value.
-        key: its key, for messages.
-        call: the call and its line, for messages.
-    """
-    leaves, tree = jax.tree.flatten(as_arrays(value))
-    if not leaves:
-        raise LoxTypeError(
-            f"{call} got {describe(value)} for {key!r}, which contains no array. Log "
-            "an array or a number, or omit the key."
-        )
-    return [_leaf(x, key, call) for x in leaves], tree
-
-
-def _leaf(x: Any, key: str, call: str) -> Any:
-    if not is_array(x):
-        raise LoxTypeError(
-            f"{call} got {describe(x)} for {key!r}; values are arrays, numbers or "
-            "pytrees of these. A string that identifies events can be passed as `tags`."
-        )
-    return operand(x, key, call)
-
-
-def operand(x: Any, key: str, call: str) -> Any:
-    """Converts to a JAX array, or to a NumPy array if it stays on the host."""
-    if _stays_on_host(x):
-        return np.array(x)
-    lost = lost_by(x)
-    if lost is not None:
-        raise RangeError(f"{call} got {too_large(lost, repr(key))}")
-    try:
-        return host.to_array(x)
-    except TypeError as error:
-        raise LoxTypeError(
-            f"{call} cannot convert {key!r} to an array: {error}"
-        ) from error
-
-
-def _stays_on_host(x: Any) -> bool:
-    """Whether a value never leaves the host, and a JAX array would round it."""
-    if not tracing.at_top_level():
-        return False
-    if isinstance(x, np.generic | np.ndarray):
-        return rounds(x)
-    return lost_by(x) is not None and np.asarray(x).dtype != object
-
-
-def too_large(number: Any, name: str) -> str:
-    whole = isinstance(number, int)
-    dtype = jax.dtypes.canonicalize_dtype(np.int64 if whole else np.float64)
-    if isinstance(number, complex):
-        dtype = jax.dtypes.canonicalize_dtype(np.complex128)
-    other = "convert it to a float, " if whole else ""
-    return (
-        f"{number} for {name}, which is too large for {dtype}, the widest dtype of its "
-        "kind that JAX currently uses. Log it in a larger unit (for example, "
-        f"thousands), {other}or set `jax_enable_x64`."
-    )
-
-
 def layout_of(condition: Condition | None) -> Layout:
     """The layout of an event with this `when`."""
     if condition is None:
         return Layout()
     return Layout(elements=bool(condition.shape), masked=True)
-
-
-def _step(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any:
-    if name in RESERVED:
-        raise StepError(f"{caller}: {reserved_step(name)}")
-    if not is_array(value) or jnp.shape(value) not in ((), when):
-        shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
-        other = f" or have the shape {when} of `when`" if when else ""
-        raise StepError(
-            f"{caller}: the step {name!r} must be a scalar{other}, not "
-            f"{describe(value)}{shape}. Log {name!r} as a value, or pass one of its "
-            "elements."
-        )
-    if _stays_on_host(value):
-        return np.array(value)
-    lost = lost_by(value)
-    if lost is not None:
-        raise StepError(f"{caller} got {too_large(lost, f'the step {name!r}')}")
-    number = host.to_array(value)
-    if jnp.issubdtype(number.dtype, jax.dtypes.extended):
-        raise StepError(f"{caller}: the step {name!r} must be a number.")
-    return number
 
 
 def _tags(tags: Any, caller: str) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from lox._jax import array_types
 from lox._source import user_source
 
 from .event import Call, Event, Route, Sink
-from .log import operand
 from .primitive import log_p
+from .values import operand
 
 PAYLOAD = "payload"
 

@@ -14,7 +14,7 @@ from lox._libraries.nnx import as_arrays
 from lox._source import user_source
 
 from .array_statistics import STATISTICS, statistics_of
-from .log import too_large
+from .values import too_large
 
 DEFAULT = ("rms", "max_abs", "nonfinite")
 

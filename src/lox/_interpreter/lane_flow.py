@@ -21,21 +21,21 @@ _NO, _MAYBE, _YES = 0, 1, 2
 _ANSWERS: tuple[HasLanes, ...] = (False, None, True)
 
 
-def lanes_of(jaxpr: Any, batched: Sequence[bool]) -> list[HasLanes]:
-    """Which results of a jaxpr have lanes, given which inputs have lanes."""
-    return _answers(_propagate(jaxpr, _levels(batched)))
-
-
 def lanes_of_while(
     params: dict[str, Any], batched: Sequence[bool]
 ) -> tuple[HasLanes, list[HasLanes]]:
-    """The same for a `while_loop`: its predicate and its carries."""
+    """Whether the predicate and the carries of a `while_loop` have lanes.
+
+    Args:
+        params: the parameters of the loop.
+        batched: which of its inputs have lanes.
+    """
     predicate, carry = _propagate_loop(params, _levels(batched))
     return _ANSWERS[predicate], _answers(carry)
 
 
 def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[HasLanes]:
-    """The same for a `scan`: its carries and its stacked outputs."""
+    """The same for the carries and the stacked outputs of a `scan`."""
     return _answers(_propagate_scan(params, _levels(batched)))
 
 

@@ -1,6 +1,5 @@
 """Host callbacks in programs: their lowering, and the functions that they call."""
 
-import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +42,7 @@ PRIMITIVES = frozenset({"pure_callback", "io_callback", "debug_callback"})
 def running_host_functions() -> Iterator[Any]:
     """The users' functions whose callbacks are on the call stack, innermost first."""
     for frame in tracebacks.frames(sys._getframe(1)):
-        if frame.f_code.co_filename.startswith(_JAX_CALLBACKS):
+        if frame.f_code.co_filename in _JAX_CALLBACKS:
             names = frame.f_locals
             if hasattr(names.get("self"), "callback_func"):
                 yield names["self"].callback_func
@@ -51,10 +50,7 @@ def running_host_functions() -> Iterator[Any]:
                 yield names["callback"]
 
 
-_JAX_CALLBACKS = tuple(
-    os.path.join(tracebacks.JAX_DIRECTORY, "_src", name)
-    for name in ("callback.py", "debugging.py")
-)
+_JAX_CALLBACKS = compat.private_files("callback.py", "debugging.py")
 
 
 def emit_callback(

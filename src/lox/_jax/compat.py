@@ -8,6 +8,7 @@ installed version of JAX has all of them.
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,12 @@ def replace(path: str, reason: str, wrap: Callable[[Any], Any]) -> None:
         raise old.error()
     of, _, name = path.rpartition(".")
     setattr(_module(of), name, wrap(old))
+
+
+def private_files(*paths: str) -> tuple[str, ...]:
+    """Files and directories of `jax._src`, as they are called in frames."""
+    source = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src")
+    return tuple(os.path.join(source, *path.split("/")) for path in paths)
 
 
 def when_imported(module: str, hook: Callable[[], Any]) -> None:

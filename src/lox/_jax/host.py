@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -155,7 +154,7 @@ def _forget_failed(tokens: Any) -> None:
 
 # --- running callbacks -------------------------------------------------------
 
-_CALLBACK_FILE = os.path.join(tracebacks.JAX_DIRECTORY, "_src", "callback.py")
+_JAX_CALLBACKS = compat.private_files("callback.py")
 # the code of lox's functions that XLA calls
 receivers: set[CodeType] = set()
 
@@ -169,7 +168,7 @@ def in_callback() -> bool:
 
 
 def _is_callback(frame: FrameType) -> bool:
-    return frame.f_code in receivers or frame.f_code.co_filename == _CALLBACK_FILE
+    return frame.f_code in receivers or frame.f_code.co_filename in _JAX_CALLBACKS
 
 
 def in_receiver(frame: FrameType | None) -> bool:

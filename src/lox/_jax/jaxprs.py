@@ -20,7 +20,6 @@ _Unspecified = compat.private(
     default=type(None),
 )
 
-Jaxpr = jex.Jaxpr
 ClosedJaxpr = jex.ClosedJaxpr
 Literal = jex.Literal
 

@@ -1,7 +1,6 @@
 """Where derivative rules are defined: by the user, or in JAX."""
 
 import functools
-import os
 import re
 import types
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from . import jaxprs, tracebacks
+from . import compat, jaxprs
 
 
 def name_of_custom_jvp(eqn: JaxprEqn) -> str:
@@ -64,24 +63,19 @@ def rules_of_jax(eqn: JaxprEqn) -> bool:
 
 # JAX's modules whose rules never call functions of the user, unlike those of
 # `custom_gradient`, `custom_root` and `odeint`.
-_SELF_CONTAINED_MODULES = tuple(
-    os.path.join(tracebacks.JAX_DIRECTORY, "_src", *path.split("/"))
-    for path in (
-        "lax/lax.py",
-        "lax/other.py",
-        "lax/erf.py",
-        "nn/",
-        "numpy/",
-        "scipy/special.py",
-        "third_party/",
-        "cudnn/",
-    )
+_SELF_CONTAINED_MODULES = compat.private_files(
+    "lax/lax.py",
+    "lax/other.py",
+    "lax/erf.py",
+    "nn/",
+    "numpy/",
+    "scipy/special.py",
+    "third_party/",
+    "cudnn/",
 )
 
 # where `defjvps` defines its rules, for JAX's own functions and for the user's
-CUSTOM_DERIVATIVES = os.path.join(
-    tracebacks.JAX_DIRECTORY, "_src", "custom_derivatives.py"
-)
+(CUSTOM_DERIVATIVES,) = compat.private_files("custom_derivatives.py")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .charts import DEFAULT_BUCKETS, KEY, ROW, TIME, TIMES
+from .chart_requests import DEFAULT_BUCKETS, KEY, ROW, TIME, TIMES
 from .packing import plain
 from .signals import SCALAR
 from .source import StoreSource

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .charts import ALL, AUTO, grouping
+from .chart_requests import ALL, AUTO
+from .charts import grouping
 from .grouping import differing_keys, is_seed
 from .source import StoreSource
 

@@ -7,6 +7,7 @@ import numpy as np
 from lox._errors import StoreError
 from lox._images import encode_png, to_uint8
 
+from .chart_requests import ROW
 from .packing import plain
 from .signals import HISTOGRAM, IMAGE, Signal, read_rows
 from .source import StoreSource
@@ -68,7 +69,7 @@ def _histograms(signal: Signal) -> dict[str, Any]:
     rows = order[_chosen(len(order), MAX_HISTOGRAMS)]
     with np.errstate(over="ignore"):  # what is too large is infinite
         return {
-            "axis": axis or "#row",
+            "axis": axis or ROW,
             "rows": len(order),
             "x": np.asarray(counts.x, np.float64)[rows],
             "counts": np.asarray(counts.values[rows], np.float32),
@@ -91,7 +92,7 @@ def _images(signal: Signal, max_bytes: int) -> dict[str, Any]:
         images.append(np.frombuffer(png, np.uint8))
         kept.append(row)
     return {
-        "axis": axis or "#row",
+        "axis": axis or ROW,
         "rows": len(lane.values),
         "x": np.asarray(lane.x, np.float64)[kept],
         "images": images,

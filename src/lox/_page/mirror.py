@@ -15,6 +15,7 @@ from typing import Any
 
 from lox._errors import LoxError, StoreError
 from lox._store.copy_run import RunCopy
+from lox._store.copy_store import is_plain
 from lox._store.format import WRITER_FILE
 from lox._store.local_files import TEMPORARY, LocalLocation
 from lox._store.locations import Location
@@ -46,7 +47,7 @@ class Mirror:
         self._is_single = is_run(self._source)
         self._directory = tempfile.TemporaryDirectory(prefix="lox-page-")
         self.path = pathlib.Path(self._directory.name) / (
-            name if _is_plain(name) else "store"
+            name if is_plain(name) else "store"
         )
         self.path.mkdir()
         self.problems: dict[str, str] = {}
@@ -85,7 +86,7 @@ class Mirror:
         found: dict[str, dict[str, str]] = {}
         for path, state in self._source.files().items():
             name, _, rest = path.partition("/")
-            if rest and _is_plain(name) and not name.endswith(TEMPORARY):
+            if rest and is_plain(name) and not name.endswith(TEMPORARY):
                 found.setdefault(name, {})[rest] = state
         return found
 
@@ -131,11 +132,6 @@ class Mirror:
         if self._thread is not None:
             self._thread.join()
         self._directory.cleanup()
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name cannot lead to another directory, on any operating system."""
-    return name not in ("", ".", "..") and pathlib.PureWindowsPath(name).name == name
 
 
 def _set_times(source: Location, target: pathlib.Path) -> None:

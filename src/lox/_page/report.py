@@ -10,7 +10,8 @@ from typing import Any
 
 from lox._errors import LoxValueError, StoreError, describe
 
-from .charts import KEY, TIMES, Request, charts
+from .chart_requests import KEY, TIMES, Request
+from .charts import charts
 from .decimation import PER_OCTAVE
 from .document import document, to_json
 from .fitting import (

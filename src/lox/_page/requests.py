@@ -4,7 +4,7 @@ import math
 import re
 import urllib.parse
 
-from .charts import AUTO, DEFAULT_BUCKETS, Request
+from .chart_requests import AUTO, DEFAULT_BUCKETS, Request
 from .source import StoreSource
 from .statistics import BANDS
 

@@ -27,7 +27,8 @@ from typing import Any
 
 from lox._errors import LoxError, LoxValueError, StoreError
 
-from .charts import CannotExtendError, chart
+from .chart_requests import CannotExtendError
+from .charts import chart
 from .document import document, policy_of
 from .index import index_of
 from .media import media

@@ -101,7 +101,7 @@ class StoreCopy:
     def _copy(self, run: Location, existing: Mapping[str, Entry]) -> Report:
         name = run.name
         try:
-            if not _is_plain(name):
+            if not is_plain(name):
                 raise StoreError(f"{name!r} is not a portable name of a directory.")
             if name in existing and existing[name].kind != "directory":
                 raise StoreError(f"{self._target / name} is not a directory.")
@@ -134,6 +134,6 @@ def _identity(location: Location) -> str:
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Whether a name cannot lead to another directory, on any operating system."""
     return name not in ("", ".", "..") and pathlib.PureWindowsPath(name).name == name

@@ -123,6 +123,17 @@ class TrackerRun:
         }
 
 
+class ClientRun(TrackerRun):
+    """A run that the tracker's client represents by an object with an `id`."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "id": self.run.id}
+
+
 class IntegerSteps:
     """Steps of the rows of a run, for trackers that take integer steps only.
 

@@ -19,19 +19,10 @@ from lox._logs.tables import Array, Table, unique_name
 
 from .backend import CommandOptions, TrackerBackend, check_options
 from .columns import columns_of
-from .runs import Ending, Resumed, RunInfo, TrackerRun
+from .runs import ClientRun, Ending, Resumed, RunInfo
 
 # options to remember with logs that were not sent; others may contain secrets
 _KEPT = ("bucket_id", "dataset_id", "name", "private")
-
-
-class _TrackioRun(TrackerRun):
-    def __init__(self, run: Any) -> None:
-        super().__init__()
-        self.run = run
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "id": self.run.id}
 
 
 class TrackioBackend(TrackerBackend):
@@ -63,7 +54,7 @@ class TrackioBackend(TrackerBackend):
         project = options.project or options.label
         return cls(project, options.group or options.label, {}, **options.shown())
 
-    def open(self, run: RunInfo, resumed: Resumed | None = None) -> _TrackioRun:
+    def open(self, run: RunInfo, resumed: Resumed | None = None) -> ClientRun:
         # trackio ends a run when another one starts in its context: one context per run
         context = contextvars.Context()
         if self._announced:  # trackio prints about the project in every new context
@@ -73,14 +64,14 @@ class TrackioBackend(TrackerBackend):
         self._announced = True
         options = {"name": run.name, "config": dict(run.config), **self._options}
         opened = context.run(lambda: self._trackio.init(**options))
-        handle = _TrackioRun(opened)
+        handle = ClientRun(opened)
         if resumed is not None:
             # `resume` of trackio would find a run by its name, which others may have
             opened.id = resumed.id
             handle.resume(resumed, self._stored(handle))
         return handle
 
-    def _stored(self, run: _TrackioRun) -> int | None:
+    def _stored(self, run: ClientRun) -> int | None:
         """How many rows of a run trackio has; None if it cannot be asked."""
         if not getattr(run.run, "_is_local", False):
             return None
@@ -91,7 +82,7 @@ class TrackioBackend(TrackerBackend):
             return None
         return found
 
-    def write(self, run: _TrackioRun, logs: logdict) -> None:
+    def write(self, run: ClientRun, logs: logdict) -> None:
         for table in self.tables(logs):
             steps = run.integer_steps.of(self, table).tolist()
             columns = self._columns(table)
@@ -122,7 +113,7 @@ class TrackioBackend(TrackerBackend):
             image = np.repeat(image, 3, axis=2)
         return self._trackio.Image(image)
 
-    def end(self, run: _TrackioRun, ending: Ending, at: float | None = None) -> None:
+    def end(self, run: ClientRun, ending: Ending, at: float | None = None) -> None:
         run.run.finish()
         thread = getattr(run.run, "_local_sender_thread", None)
         if run.resumed is not None and thread is not None:

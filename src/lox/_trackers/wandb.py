@@ -18,7 +18,7 @@ from lox._logs.tables import Array, unique_name
 
 from .backend import CommandOptions, TrackerBackend, check_options
 from .columns import columns_of
-from .runs import Ending, Resumed, RunInfo, TrackerRun
+from .runs import ClientRun, Ending, Resumed, RunInfo
 
 # 64 runs would print ten lines each, and each would record the program's output
 _QUIET = {"silent": True, "console": "off"}
@@ -35,15 +35,11 @@ _KEPT = ("dir", "entity", "job_type", "mode", "name", "notes", "tags")
 _LONG_WAIT, _RETRY_AFTER = 5.0, 60.0
 
 
-class _WandbRun(TrackerRun):
+class _WandbRun(ClientRun):
     def __init__(self, run: Any) -> None:
-        super().__init__()
-        self.run = run
+        super().__init__(run)
         # the metrics whose x-axis is defined
         self.defined: set[str] = set()
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "id": self.run.id}
 
 
 class WandbBackend(TrackerBackend):

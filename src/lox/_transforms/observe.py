@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import LoxTypeError, LoxValueError, describe
-from lox._events.log import arrays_of, log_from
+from lox._events.log import log_from
+from lox._events.values import arrays_of
 from lox._interpreter.contents import events_of
 from lox._interpreter.loops import (
     Loop,

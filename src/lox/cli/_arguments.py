@@ -1,6 +1,12 @@
-"""Types of arguments that several commands have."""
+"""Arguments that several commands have, and their types."""
 
 import argparse
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that selects keys."""
+    help = "only these keys, by name or pattern"
+    parser.add_argument("-k", "--key", action="append", metavar="KEY", help=help)
 
 
 def positive_seconds(text: str) -> float:

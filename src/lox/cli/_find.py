@@ -23,11 +23,9 @@ _HELP_RUNS = (
 )
 
 
-def add_runs(
-    parser: argparse.ArgumentParser, nargs: str = "*", metavar: str = "RUN"
-) -> None:
+def add_runs(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
     """Adds the positional arguments that `find_runs` takes."""
-    parser.add_argument("runs", nargs=nargs, metavar=metavar, help=_HELP_RUNS)
+    parser.add_argument("runs", nargs=nargs, metavar="RUN", help=_HELP_RUNS)
 
 
 def find_runs(given: Sequence[str], whole_stores: bool = True) -> Runs:

@@ -21,10 +21,11 @@ from lox._event_files.event_file import EventFile
 from lox._logs.columns import Column, columns_of
 from lox._logs.lane_step import LANE, NO_LANE, PROCESS
 from lox._patterns import matches
-from lox._store.configs import flat_config
+from lox._store.configs import all_names, flat_config
 from lox._store.new_rows import NewRows, Row
 from lox._store.run_set import Runs
 
+from ._arguments import add_keys
 from ._files import check_new, replacing
 from ._find import add_runs, check_keys, directory_name, find_runs
 from ._output import say
@@ -44,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="PATH", help="the file or directory"
     )
-    parser.add_argument(
-        "-k",
-        "--key",
-        action="append",
-        metavar="KEY",
-        help="only these keys, by name or pattern",
-    )
+    add_keys(parser)
     parser.add_argument(
         "--force", action="store_true", help="replace the file if it exists"
     )
@@ -100,10 +95,6 @@ def _row_of(run: str, row: Row, values: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _columns(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
 # --- formats -----------------------------------------------------------------
 
 
@@ -111,7 +102,7 @@ def _csv_writer() -> Callable[[Rows, str], None]:
     def write(rows: Rows, path: str) -> None:
         with open(path, "x", newline="", encoding="utf-8") as file:
             # names may contain line breaks
-            writer = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+            writer = csv.DictWriter(file, all_names(rows), lineterminator="\n")
             writer.writeheader()
             for row in rows:
                 writer.writerow({name: _cell(value) for name, value in row.items()})
@@ -145,7 +136,7 @@ def _parquet_writer() -> Callable[[Rows, str], None]:
     def write(rows: Rows, path: str) -> None:
         columns = {
             name: _arrow_column(pyarrow, [row.get(name) for row in rows])
-            for name in _columns(rows)
+            for name in all_names(rows)
         }
         parquet.write_table(pyarrow.table(columns), path)
 

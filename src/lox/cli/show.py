@@ -13,6 +13,7 @@ from lox._store.run_table import format_duration
 from lox._store.summaries import Summary
 from lox._text_curves import printable, sparkline
 
+from ._arguments import add_keys
 from ._find import add_runs, check_keys, find_count
 from ._output import print_json
 from ._terminal import Column, print_table, screen_width, status_style, styled
@@ -25,13 +26,7 @@ _MAX_CURVE = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser, "+")
-    parser.add_argument(
-        "-k",
-        "--key",
-        action="append",
-        metavar="KEY",
-        help="only these keys, by name or pattern",
-    )
+    add_keys(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -63,7 +58,7 @@ def _as_json(found: Run, summary: Summary, columns: list[KeyColumn]) -> dict[str
         "rows": summary.rows,
         "config": to_json(found.config),
         "versions": to_json(found.versions),
-        "processes": process_count(found),
+        "processes": len(found.processes),
         "unfinished_processes": found.unfinished_processes,
         "last": to_json(summary.last),
         "keys": {
@@ -80,11 +75,6 @@ def _as_json(found: Run, summary: Summary, columns: list[KeyColumn]) -> dict[str
     }
 
 
-def process_count(found: Run) -> int:
-    """The number of processes that have written a run."""
-    return len(found._directories())
-
-
 def _print_description(found: Run, summary: Summary) -> None:
     start = datetime.datetime.fromtimestamp(found.started)
     status = styled(summary.status, status_style(summary.status))
@@ -98,7 +88,7 @@ def _print_description(found: Run, summary: Summary) -> None:
         "duration": format_duration(summary.duration),
         "rows": f"{summary.rows:,}",
     }
-    processes, unfinished = process_count(found), found.unfinished_processes
+    processes, unfinished = len(found.processes), found.unfinished_processes
     if processes > 1:
         lines["processes"] = str(processes)
         if unfinished:

@@ -21,7 +21,7 @@ from lox._store.reader import Run
 from lox._store.runs import is_run as is_run_at
 from lox._text_curves import printable
 
-from ._arguments import positive_seconds
+from ._arguments import add_keys, positive_seconds
 from ._find import absolute, add_runs, check_keys, find_runs, identity, stores_in
 from ._output import output_is_closed, say
 from ._terminal import styled
@@ -44,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROWS",
         help="how many rows of each run to print first (default: %(default)s)",
     )
-    parser.add_argument(
-        "-k",
-        "--key",
-        action="append",
-        metavar="KEY",
-        help="only these keys, by name or pattern",
-    )
+    add_keys(parser)
     parser.add_argument(
         "--interval",
         type=positive_seconds,

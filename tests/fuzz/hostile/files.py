@@ -12,10 +12,12 @@ import ml_dtypes
 import numpy as np
 
 import lox
-from lox._page.charts import CLOCK, ROW, TIME, Request, chart
+from lox._page.chart_requests import ROW, TIME, Request
+from lox._page.charts import chart
 from lox._page.index import index_of
 from lox._page.media import media
 from lox._page.packing import pack
+from lox._page.signals import CLOCK
 from lox._page.source import StoreSource
 from lox._page.summary import summary_table
 from lox._store.creating import create_run

@@ -4,7 +4,7 @@ import functools
 import operator
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -83,7 +83,12 @@ def mask_events(jaxpr: Any) -> Any:
     def fun(*args: Any) -> list[Any]:
         return _evaluate(jaxpr, args, {}, {})
 
-    return cached(jaxpr, "lanes", lambda: jaxprs.trace(fun, jaxpr.in_avals, jaxpr)[0])
+    return _retraced(jaxpr, "lanes", fun)
+
+
+def _retraced(closed: Any, key: Any, fun: Callable[..., list[Any]]) -> Any:
+    """A jaxpr of `fun`, with the inputs of another one; traced once per key."""
+    return cached(closed, key, lambda: jaxprs.trace(fun, closed.in_avals, closed)[0])
 
 
 def _evaluate(
@@ -268,10 +273,7 @@ def _bind_processed(eqn: Any, args: Sequence[Any]) -> list[Any]:
         def fun(*args: Any) -> list[Any]:
             return jaxprs.interpret(closed.jaxpr, [*closed.consts, *args], evaluate)
 
-        def make() -> Any:
-            return jaxprs.trace(fun, closed.in_avals, closed)[0]
-
-        return cached(closed, "processed", make)
+        return _retraced(closed, "processed", fun)
 
     def change(jaxpr: Any) -> Any:
         return jaxprs.rewritten(jaxpr, process)
@@ -436,10 +438,7 @@ def _both_predicates(cond: Any) -> Any:
         (merged,), (per_lane,) = _evaluate_both(cond, args, {}, {})
         return [merged, as_array(per_lane)]
 
-    def make() -> Any:
-        return jaxprs.trace(fun, cond.in_avals, cond)[0]
-
-    return cached(cond, "predicates", make)
+    return _retraced(cond, "predicates", fun)
 
 
 def _bind_backward_loop(eqn: Any, args: Sequence[Any]) -> list[Any]:
@@ -455,8 +454,5 @@ def _bind_backward_loop(eqn: Any, args: Sequence[Any]) -> list[Any]:
             own = refuse_lanes(own, unknown, events[0])
         return Walk(EventMasker())(body, args, active_state(own))[0]
 
-    def make() -> Any:
-        return jaxprs.trace(fun, body.in_avals, body)[0]
-
-    masked = cached(body, ("lanes", predicates), make)
+    masked = _retraced(body, ("lanes", predicates), fun)
     return tracing.bind(eqn, args, body_jaxpr=masked)

@@ -9,8 +9,9 @@ import numpy as np
 from lox._arrays import is_typed_key
 from lox._errors import LoxTypeError, StepError
 from lox._events.condition import Condition
-from lox._events.log import CallOptions, arrays_of, logs_of, make_event
+from lox._events.log import CallOptions, logs_of, make_event
 from lox._events.payload import send_payload
+from lox._events.values import arrays_of
 from lox._host import signals
 from lox._jax import array_types, host
 from lox._logs.access import keys_of, metadata_of
