@@ -85,7 +85,7 @@ def doctest_names(doctest_namespace):
 
 @pytest.fixture(autouse=True)
 def console_in_documentation_shows_only_the_end(request, monkeypatch):
-    """What it shows in between depends on the speed of the machine."""
+    """Its intermediate output depends on the speed of the machine."""
     if isinstance(request.node, pytest.DoctestItem):
         monkeypatch.setattr(
             "lox.loggers._console.logger._Timer._run", lambda timer: None

@@ -1,11 +1,11 @@
-"""`when`: what an event costs that rarely or never happens.
+"""`when`: the cost of an event that rarely or never happens.
 
 On CPUs, XLA (as of JAX 0.10) runs a loop body of up to eight kernels in sequence, and a
 larger one by a scheduler, which takes 0.4 µs longer. An event with a `when` adds a
-kernel for the `when` and one for the conditional delivery, and those of values that
+kernel for the `when` and one for the conditional delivery, and kernels for values that
 nothing else needs, such as the step: four in all. The first body has more than eight
 kernels with and without the event, and the second one has at most eight. The third one
-exceeds them only with the event, by hand too.
+has more than eight only with the event, also in the program by hand.
 """
 
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ def _perturbed(weights: Any, x: Any, zeros: Any) -> Any:
 
 
 def _check(given: Any, expected: Any) -> None:
-    """Two programs are worth comparing only if they give the same."""
+    """Checks that both programs return the same values."""
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-8),
         given,

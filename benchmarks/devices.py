@@ -1,7 +1,7 @@
 """Many devices: `shard_map` with `lox.spool`, and `lox.tap` of sharded values.
 
 The devices are CPU devices of one process, which share its cores. They must be
-requested before JAX starts, so this topic runs in a process of its own.
+requested before JAX starts, so this topic runs in a separate process.
 """
 
 import json
@@ -114,9 +114,10 @@ def _check(spooled: Any, returned: Any) -> None:
 def _tapped() -> Iterator[Figure]:
     """The run time of a program that streams a value at every step.
 
-    The callback runs on the first device, with the whole value, so a split value takes
-    a collective per event: all devices wait for each other. The mean of a split array
-    takes one anyway, also if it is only returned, which shows what this costs.
+    The callback runs on the first device, with the whole value, so a sharded value
+    takes a collective per event: all devices wait for each other. The mean of a sharded
+    array takes one anyway, even if it is only returned, which shows the cost of the
+    collective.
     """
     mesh = jax.sharding.Mesh(jax.devices(), "data")
     x = jnp.zeros(2**14)

@@ -27,6 +27,6 @@ def instructions(fun: Any, *args: Any) -> list[str]:
 
 
 def bytes_of(fun: Any, *args: Any) -> int:
-    """The bytes that the compiled `fun` needs beside its arguments."""
+    """The bytes that the compiled `fun` needs in addition to its arguments."""
     analysis = jax.jit(fun).lower(*args).compile().memory_analysis()
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes

@@ -21,9 +21,9 @@ def best_times(
     """The shortest time of a call of each contender, in seconds.
 
     Every round calls each contender, so that a slow moment affects all of them. The
-    order is reversed after each round, so that none always follows the same other one.
-    Between rounds, garbage is collected, which takes long: short calls are `repeats`
-    rounds at a time.
+    order is reversed after each round, so that none always follows the same one.
+    Between rounds, garbage is collected, which takes long, so short calls make
+    `repeats` rounds at a time.
     """
     for contender in contenders:
         contender()

@@ -108,7 +108,7 @@ def _calls() -> Iterator[Figure]:
 
 
 def _spilled() -> Iterator[Figure]:
-    """Rows that go to the disk because the queue is full, and later to the backend."""
+    """Rows that go to disk because the queue is full, and later to the backend."""
     logger, xs = _Stuck(), jnp.arange(_DEBUG_EVENTS)
     state = logger.init(0)
     stuck, debug = logger.tap(_logs, state), jax.jit(_debugs)

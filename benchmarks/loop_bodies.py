@@ -1,9 +1,9 @@
-"""Loop bodies of 11 µs, and what something adds to them.
+"""Measures the time that something adds to a loop body of 11 µs.
 
 A figure is measured twice: directly, by loops whose body takes about 11 µs, and as the
 time that is added to a body of about 1 µs, divided by 11 µs. The second leaves out
 costs per call. Long loops are timed by the CPU time of all threads: on a busy machine,
-their elapsed times scatter by more than what is added.
+their elapsed times vary by more than the added time.
 """
 
 import time

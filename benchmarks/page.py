@@ -267,13 +267,13 @@ _IMPATIENT = """
 import os, sys
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import lox._page.server as server
-server._LOOK_SECONDS = 0.0
+server._POLL_SECONDS = 0.0
 server.serve(sys.argv[1], port=0)
 """
 
 
 class _Process:
-    """`lox serve` in a process of its own.
+    """`lox serve` in a separate process.
 
     Args:
         store: the store.

@@ -1,6 +1,6 @@
-"""Jobs of several processes: rows that all of them write to one run of a store.
+"""Multi-process jobs: rows that all of them write to one run of a store.
 
-More processes than cores slow each other down whatever they write. So the processes of
+More processes than cores slow each other down, whatever they write. So the processes of
 a job, which share a run, are compared with as many processes at a time that share
 nothing: what remains is the cost of the job and of the shared run. A job of two
 processes, for which two cores are enough, is also compared with a single process. For

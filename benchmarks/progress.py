@@ -1,4 +1,4 @@
-"""`lox.progress`: what a bar adds to each iteration of a loop.
+"""`lox.progress`: the time that a bar adds to each iteration of a loop.
 
 A loop makes 20 to 100 reports, and its call takes 0.2 ms longer because JAX orders
 their callbacks. The direct measurement includes both.
@@ -72,7 +72,7 @@ def _work(x: Any, repetitions: int) -> Any:
 
 
 class _Nowhere(io.TextIOBase):
-    """A file that keeps nothing."""
+    """A file that discards what is written to it."""
 
     def write(self, text: str) -> int:
         return len(text)

@@ -1,7 +1,7 @@
 """`lox.watch` of parameters and gradients, and the same statistics by hand.
 
 The model is a transformer of twelve scanned layers. It is narrow, so that statistics
-are a larger part of the work than in a model that is trained in earnest.
+are a larger part of the work than in a realistic model.
 """
 
 import time
@@ -98,7 +98,7 @@ def _by_hand(params: Any, x: Any) -> Any:
 
 
 def _statistics(tree: Any) -> Any:
-    """As most people would write it: the squares may overflow."""
+    """The obvious implementation, whose squares may overflow."""
 
     def of_layer(x: Any) -> Any:
         return {
@@ -111,7 +111,7 @@ def _statistics(tree: Any) -> Any:
 
 
 def _check(logs: Any, by_hand: Any) -> None:
-    """Two programs are worth comparing only if they give the same."""
+    """Checks that both programs return the same values."""
     for name, start in (("params", "params"), ("grad", "params/grad")):
         found = jax.tree_util.tree_flatten_with_path(by_hand[name])[0]
         for path, values in found:

@@ -1,9 +1,8 @@
-"""The page beside TensorBoard and trackio: the same runs, until the first curve.
+"""The page, compared with TensorBoard and trackio: the time until the first curve.
 
-Each viewer runs in a process of its own and has read the runs before it is measured.
-The browser has nothing in its cache. What is compared is what every visit costs: the
-time from the request of the page to the first curve, and the requests and bytes until
-then.
+Each viewer runs in a separate process and has read the runs before it is measured. The
+browser's cache is empty. The comparison is of the cost of every visit: the time from
+the request of the page to the first curve, and the requests and bytes until then.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ _SEEDS, _KEYS, _ROWS = 16, 6, 2_000
 _ROUNDS = 3
 _START_SECONDS = 120.0
 
-# Some canvas has pixels of a saturated color, as curves have, and texts have not.
+# Some canvas has pixels of a saturated color, which curves have, but not text.
 _COLORED = """[...document.querySelectorAll('canvas')].some((canvas) => {
   if (!canvas.width || !canvas.height) return false;
   const { width, height } = canvas;

@@ -1,6 +1,6 @@
 """Finds vanishing gradients in a deep Equinox network.
 
-The layers run in a `scan` and are rematerialised in the backward pass. `lox.watch` logs
+The layers run in a `scan` and are rematerialized in the backward pass. `lox.watch` logs
 the activations, their gradients and the updates of every layer.
 """
 

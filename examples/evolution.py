@@ -1,6 +1,6 @@
 """Evolves solutions with CMA-ES in a `while_loop`, until they are good enough.
 
-Each seed needs another number of generations. Under `vmap`, a seed that has finished
+The number of generations differs between seeds. Under `vmap`, a seed that has finished
 logs nothing more.
 """
 

@@ -1,6 +1,6 @@
-"""Trains a small Flax NNX transformer, and watches every layer of it.
+"""Trains a small Flax NNX transformer, and watches every layer.
 
-The blocks run in `nnx.scan` and are rematerialised by `nnx.remat`. `lox.watch` logs
+The blocks run in `nnx.scan` and are rematerialized by `nnx.remat`. `lox.watch` logs
 the activations and their gradients in the blocks, and the updates in the optimizer.
 """
 
@@ -108,7 +108,7 @@ def plot(logs: lox.logdict, path: pathlib.Path) -> None:
     axes[0].set_ylabel("loss")
     axes[1].semilogy(logs["h/rms"].reshape(-1, LAYERS))
     axes[1].set_ylabel("rms of activations")
-    # the backward pass comes from the last layer
+    # the backward pass starts at the last layer
     axes[2].semilogy(logs["h/grad/rms"].reshape(-1, LAYERS)[:, ::-1])
     axes[2].set(ylabel="rms of their gradients", xlabel="step")
     axes[1].legend(range(LAYERS), title="layer")

@@ -1,7 +1,7 @@
-"""Watches BlackJAX's NUTS sampler, warm-up included, without editing it.
+"""Observes BlackJAX's NUTS sampler, including its warm-up, without editing it.
 
-The model is the eight schools: how much coaching helped the students of each school.
-`lox.observe` logs what the loops of BlackJAX carry and return, for several chains.
+The model is "eight schools": how much coaching helped the students of each school.
+`lox.observe` logs the carry and outputs of BlackJAX's loops, for several chains.
 """
 
 import pathlib
@@ -58,7 +58,7 @@ def sample_and_log(keys: jax.Array, **lengths: int) -> tuple:
         return sample(key, **lengths)
 
     observed = lox.observe(chain, carry=True, ys=True)
-    # what is not selected is not computed or stored
+    # keys that are not selected are neither computed nor stored
     spooled = lox.spool(observed, argnames=[STEP_SIZE, MEAN, LEAPS, DIVERGENT])
     return jax.vmap(spooled)(keys)
 

@@ -1,4 +1,4 @@
-"""Watches the step size of a diffrax solver that nobody edited.
+"""Observes the step size of a diffrax solver, without editing the solver.
 
 The Van der Pol oscillator is stiff on some parts of its orbit. An adaptive solver then
 rejects steps and takes smaller ones; `lox.observe` logs each of its attempts.

@@ -1,7 +1,7 @@
 """Logs update norms inside an optax optimizer that accumulates and skips gradients.
 
-`log_norm` is a gradient transformation that goes anywhere into an `optax.chain`, also
-inside `apply_if_finite` and `MultiSteps`.
+`log_norm` is a gradient transformation that can be put anywhere in an `optax.chain`,
+also inside `apply_if_finite` and `MultiSteps`.
 """
 
 from typing import NamedTuple

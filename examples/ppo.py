@@ -146,7 +146,7 @@ def train(key: jax.Array, updates: int = UPDATES) -> TrainState:
 
 
 def train_and_log(keys: jax.Array, logger: lox.loggers.Logger, **sizes: int) -> None:
-    """Trains all seeds at once, each of which is a run of the logger."""
+    """Trains all seeds at once; each seed is a run of the logger."""
 
     def run(key: jax.Array, seed: jax.Array) -> None:
         state = logger.init(key, config={"seed": seed})

@@ -242,7 +242,7 @@ class Perturbed(Plain):
         }
 
     def custom(self, fun, x, *rest):
-        # the rules below give the derivative, and the function has none of its own
+        # the derivative is given by the rules below, not by the function
         before, self._counts = self._counts, False
         y = fun(x, *rest)
         self._counts = before
@@ -259,7 +259,7 @@ class Perturbed(Plain):
 
 
 class Jax:
-    """JAX's own."""
+    """JAX's own control flow."""
 
     numpy = jnp
     stop_gradient = staticmethod(lax.stop_gradient)

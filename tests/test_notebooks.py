@@ -162,7 +162,7 @@ def _html(output):
 
 
 def _environment(path):
-    """One in which nothing is read from or written to the directories of the user."""
+    """An environment that neither reads nor writes the user's directories."""
     folders = "IPYTHONDIR JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR"
     own = {name: str(path / name.lower()) for name in folders.split()}
     return {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **own}
@@ -221,7 +221,7 @@ def test_console_appears_in_every_cell_in_which_a_run_begins(notebook):
     assert "124 ± 1.4" in notebook.html("live")
 
 
-def test_console_output_of_odd_values(notebook):
+def test_console_output_of_unusual_values(notebook):
     empty, odd = notebook.outputs["values"]
     assert "no rows were logged" in _html(empty)
     html = _html(odd)

@@ -16,20 +16,20 @@ from benchmarks.peers.group import (
     Made,
     measure,
     measure_sizes,
-    of_work,
+    of_workload,
 )
 from benchmarks.peers.plan import NAMES, Plan
 from benchmarks.peers.results import Measurement, Result, with_ratios
+from benchmarks.peers.rounds import time_in_rounds
 from benchmarks.peers.spread import exponent, spread
-from benchmarks.peers.turns import time_in_turns
-from benchmarks.peers.works import scan_work
+from benchmarks.peers.workloads import scan_workload
 from docs.site import peer_pictures, peer_results
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 def counter():
-    """A clock that advances by one second with each look."""
+    """A clock that advances by one second with each call."""
     now = iter(range(1_000_000))
     return lambda: float(next(now))
 
@@ -67,10 +67,10 @@ def test_exponent_needs_three_sizes():
     assert exponent([10, 100, 100], [1, 2, 3]) is None
 
 
-def test_turns_are_fewer_for_a_slow_contender_and_never_less_than_three():
+def test_slow_contender_has_fewer_rounds_but_at_least_three():
     calls = []
     runs = [lambda: calls.append("fast"), lambda: calls.append("slow")]
-    fast, slow = time_in_turns(runs, [1.0, 4.0], 20.0, counter())
+    fast, slow = time_in_rounds(runs, [1.0, 4.0], 20.0, counter())
     assert (len(fast), len(slow)) == (10, 3)
     assert calls.index("slow") < len(calls) / 2  # spread over the rounds
 
@@ -164,7 +164,7 @@ def test_lox_and_callbacks_log_the_values_that_are_returned_by_hand():
 
     names = ("lox.spool", "lox.tap", "jax.debug.callback")
     peers = [BY_HAND, *(p for p in PEERS if p.name in names), Peer("absent", absent)]
-    rows = measure(of_work("g", scan_work(3), peers, None), 0.01)
+    rows = measure(of_workload("g", scan_workload(3), peers, None), 0.01)
     assert [row.status for row in rows] == ["measured"] * 4 + ["missing"]
 
 

@@ -1,4 +1,4 @@
-"""Progress bars of a scan, beside the scan without one."""
+"""Progress bars of a scan, compared with the scan without one."""
 
 import io
 from typing import Any
@@ -14,7 +14,7 @@ _STEPS = 20_000
 
 
 class _Nowhere(io.TextIOBase):
-    """A file that keeps nothing."""
+    """A file that discards what is written to it."""
 
     def write(self, text: str) -> int:
         return len(text)

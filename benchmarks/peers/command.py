@@ -1,7 +1,7 @@
 """`python -m benchmarks peers`: measures, prints a table, and writes a file in JSON.
 
-Each group is measured in a process of its own, so that a peer that ends the process,
-or does not return, costs only itself.
+Each group is measured in a separate process, so that a peer that ends the process, or
+does not return, does not affect the others.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _PACKAGES = (
     *("jax", "jaxlib", "numpy", "jax-lox", "jax-tap", "flax", "oryx", "jax-tqdm"),
     *("tensorboard", "tensorboardX", "wandb", "trackio", "mlflow"),
 )
-_BYTES_PER_ROW = 40  # of all formats together that write 1e8 rows
+_BYTES_PER_ROW = 40  # bytes of all formats together that write 1e8 rows
 
 
 def main(arguments: list[str]) -> int:
@@ -90,7 +90,7 @@ def _has_room() -> bool:
 
 
 def _measure(plan: Plan, name: str, limit: float) -> list[Result]:
-    """Runs a process; if it ends early, another one without who was tried last."""
+    """Runs a process; if it ends early, repeats without the peer that ended it."""
     failed: list[Result] = []
     while True:
         options = [f"--peer={peer}" for peer in plan.peers]
@@ -112,7 +112,7 @@ def _measure(plan: Plan, name: str, limit: float) -> list[Result]:
 def _run_child(
     name: str, options: list[str], directory: str, limit: float
 ) -> tuple[list[Result], str, str | None]:
-    """The results of a group, who was tried last, and how the process ended badly."""
+    """The results of a group, the peer tried last, and how the process failed."""
     output = pathlib.Path(directory) / "results"
     output.touch()
     path = os.pathsep.join(

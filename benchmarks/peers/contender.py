@@ -1,4 +1,4 @@
-"""What peers and works have in common."""
+"""The interface between peers and workloads."""
 
 import dataclasses
 import importlib
@@ -16,7 +16,7 @@ class MissingError(Exception):
 
 
 class Tools:
-    """What a program uses to log and to loop: JAX's own, unless a peer has others."""
+    """The functions with which a program logs and loops; a peer may replace JAX's."""
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Logs values; an event."""
@@ -43,7 +43,7 @@ Program = Callable[[Tools], Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Workload:
     """A program that logs.
 
     Attributes:
@@ -52,7 +52,7 @@ class Work:
         by_hand: returns the result and the values, by key; of one lane.
         arguments: makes the arguments; with a leading axis if there are lanes.
         lanes: the size of that axis, or 0.
-        capacity: how many rows there are at most, where JAX does not know.
+        capacity: the maximum number of rows, if JAX does not know it.
         events: the number of events of a lane.
         ordered: whether the order of the values is compared.
     """
@@ -69,12 +69,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A work, as a function by a peer.
+    """A workload, as a function that a peer has prepared.
 
     Attributes:
         fun: the function.
         values: what was logged, by key, from the output of the function.
-        jitted: whether `fun` is called as it is, instead of under `jax.jit`.
+        jitted: whether `fun` is called directly, instead of under `jax.jit`.
         received: what the host has received, if the peer calls a host function.
     """
 
@@ -107,18 +107,18 @@ class Peer:
 
     Attributes:
         name: as the table shows it.
-        prepare: makes a function of a work; raises `MissingError` if it cannot.
+        prepare: creates a function from a workload; raises `MissingError` if it cannot.
         package: the distribution whose version the results state.
         streams: whether values reach the host while the program runs.
     """
 
     name: str
-    prepare: Callable[[Work], Prepared]
+    prepare: Callable[[Workload], Prepared]
     package: str = "jax"
     streams: bool = False
 
 
-def lanes_of(work: Work, fun: Callable[..., Any]) -> Callable[..., Any]:
+def lanes_of(work: Workload, fun: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(fun) if work.lanes else fun
 
 

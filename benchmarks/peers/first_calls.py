@@ -1,4 +1,4 @@
-"""What a first call costs: tracing, lowering and compiling."""
+"""The cost of a first call: tracing, lowering and compiling."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ import jax
 
 from .contender import Peer
 from .group import Contender, Group, Made
-from .works.equations import equations_work
+from .workloads.equations import equations_workload
 
 _FEW = 300  # compiled and run, to check what is logged
 
@@ -25,13 +25,13 @@ def groups(equations: int, peers: Sequence[Peer]) -> Iterator[Group]:
             Contender(peer.name, _maker(peer, name, equations), peer.package)
             for peer in peers
         ]
-        work = f"{what} {equations_work(equations).name}"
+        work = f"{what} {equations_workload(equations).name}"
         yield Group(name, work, contenders, clock=time.process_time)
 
 
 def _maker(peer: Peer, stage: str, equations: int) -> Callable[[], Made]:
     def make() -> Made:
-        few = equations_work(_FEW)
+        few = equations_workload(_FEW)
         arguments = few.arguments()
 
         def values() -> Any:
@@ -40,7 +40,7 @@ def _maker(peer: Peer, stage: str, equations: int) -> Callable[[], Made]:
 
         def trace() -> Any:
             # a new function, which JAX has not traced before
-            fun = peer.prepare(equations_work(equations)).fun
+            fun = peer.prepare(equations_workload(equations)).fun
             return jax.jit(fun).trace(*arguments)
 
         run = {

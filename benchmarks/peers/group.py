@@ -1,4 +1,4 @@
-"""A group: contenders that do the same, checked and then timed in turns."""
+"""A group: contenders with the same workload, checked and then timed in rounds."""
 
 import dataclasses
 import time
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .checking import problem
-from .contender import MissingError, Peer, Work, described
+from .contender import MissingError, Peer, Workload, described
 from .results import Result
+from .rounds import Clock, time_in_rounds
 from .spread import spread
-from .turns import Clock, time_in_turns
 
-_SLOWEST = 40.0  # seconds of a call; what is slower is not timed
+_SLOWEST = 40.0  # seconds of a call; slower contenders are not timed
 # A first call that took less may have compiled for most of it: another one is timed.
 _MAY_COMPILE = 8.0
 # A call that took less is noise: another one is timed.
@@ -35,7 +35,7 @@ class Made:
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """Who takes part in a group.
+    """A contender of a group.
 
     Attributes:
         name: as the table shows it.
@@ -60,10 +60,10 @@ class Group:
     Attributes:
         name: its name on the command line.
         work: what is done.
-        contenders: who does it; the first is what the others are compared with.
+        contenders: the contenders; the others are compared with the first one.
         size: the number of steps, lanes, keys or rows, if several are measured.
         ordered: whether the order of values is compared.
-        clock: what times the contenders.
+        clock: the clock that times the contenders.
     """
 
     name: str
@@ -74,8 +74,10 @@ class Group:
     clock: Clock = time.perf_counter
 
 
-def of_work(name: str, work: Work, peers: Sequence[Peer], size: int | None) -> Group:
-    """The group of peers that do a work; the first returns its values by hand."""
+def of_workload(
+    name: str, work: Workload, peers: Sequence[Peer], size: int | None
+) -> Group:
+    """The group of peers that run a workload; the first returns its values by hand."""
     arguments = work.arguments()
 
     def maker(peer: Peer) -> Callable[[], Made]:
@@ -100,13 +102,14 @@ def measure(
     skipped: Sequence[str] = (),
     trying: Callable[[str], None] = lambda name: None,
 ) -> list[Result]:
-    """Checks all contenders of a group and times those that are right.
+    """Checks all contenders of a group and times those that log the right values.
 
     Args:
         group: the group.
         seconds: how long the timing may take, about.
         skipped: contenders to leave out.
-        trying: is told who is tried next, in case that it does not return.
+        trying: is called with the contender that is tried next, in case it does not
+            return.
     """
     results: dict[str, Result] = {}
     ready: dict[str, Made] = {}
@@ -147,7 +150,7 @@ def measure(
                 ready[contender.name] = made
                 estimates[contender.name] = took
     trying("")
-    timed = time_in_turns(
+    timed = time_in_rounds(
         [made.run for made in ready.values()],
         list(estimates.values()),
         seconds,
@@ -181,7 +184,7 @@ def measure_sizes(
             if contender.name in done or not before:
                 continue
             expected = _extrapolated(before, group.size)
-            # of one size alone, a part may not depend on the size
+            # with only one size, a fixed part of the cost is unknown
             if expected > (longest if len(before) > 1 else 3 * longest):
                 slow.append(_slow(group, contender, expected, before[-1][0]))
                 done.add(contender.name)

@@ -1,4 +1,4 @@
-"""Which groups there are, who takes part, and how long each may take."""
+"""The groups, their contenders, and how long each group may take."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from . import bars, first_calls, rows
 from .contender import Peer
 from .contenders import BY_HAND, PEERS
-from .group import measure, measure_sizes, of_work
+from .group import measure, measure_sizes, of_workload
 from .results import Result
-from .works import WORKS, scan_work
+from .workloads import WORKLOADS, scan_workload
 
 _SWEEPS = {
     "steps": [10, 100, 1_000, 10_000, 100_000],
@@ -21,7 +21,7 @@ _ROWS = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000]
 _MANY_ROWS = 100_000_000
 
 NAMES = [
-    *WORKS,
+    *WORKLOADS,
     *_SWEEPS,
     "trace",
     "lower",
@@ -33,7 +33,7 @@ NAMES = [
 
 # Parts of names of peers that do not take part.
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
-    # Flax has `perturb`, which needs values to begin with; the others have nothing
+    # Flax has `perturb`, which needs initial values; the others have nothing
     "cotangents": ("jax-tap", "Flax", "oryx"),
     **dict.fromkeys(("transformer", "checkpointed"), ("without jit", "buffer")),
     **dict.fromkeys(_SWEEPS, ("without jit", "NNX")),
@@ -68,7 +68,7 @@ class Plan:
         self, name: str, skipped: Sequence[str], trying: Trying
     ) -> Iterator[Result]:
         """Measures one group, at all its sizes."""
-        if name in WORKS:
+        if name in WORKLOADS:
             yield from self._work(name, skipped, trying)
         elif name in _SWEEPS:
             yield from self._sweep(name, skipped, trying)
@@ -98,11 +98,11 @@ class Plan:
         ]
 
     def _work(self, name: str, skipped: Sequence[str], trying: Trying) -> list[Result]:
-        work = WORKS[name]
+        work = WORKLOADS[name]
         if self.quick and name == "scan-100000":
-            work = scan_work(2_000)
+            work = scan_workload(2_000)
         peers = self.taking_part(name, lanes=bool(work.lanes))
-        group = of_work(name, work, peers, None)
+        group = of_workload(name, work, peers, None)
         seconds = 2.0 if self.quick else 9.0
         return measure(group, seconds, skipped, trying)
 
@@ -114,12 +114,12 @@ class Plan:
 
         def work(size: int) -> object:
             if name == "steps":
-                return scan_work(size)
+                return scan_workload(size)
             if name == "lanes":
-                return scan_work(_SWEEP_STEPS, lanes=size)
-            return scan_work(_SWEEP_STEPS, keys=size)
+                return scan_workload(_SWEEP_STEPS, lanes=size)
+            return scan_workload(_SWEEP_STEPS, keys=size)
 
-        groups = (of_work(name, work(size), peers, size) for size in sizes)
+        groups = (of_workload(name, work(size), peers, size) for size in sizes)
         seconds, longest = (1.0, 0.5) if self.quick else (3.0, 3.0)
         yield from measure_sizes(groups, seconds, longest, skipped, trying)
 

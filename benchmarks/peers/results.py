@@ -1,4 +1,4 @@
-"""Results of a measurement, and the file in JSON that keeps them."""
+"""Results of a measurement, and the JSON file that stores them."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class Result:
     Attributes:
         group: the name of the group.
         work: what was done.
-        peer: who did it.
+        peer: the name of the contender.
         streams: whether values reach the host while the program runs.
         package: the distribution of the peer.
         size: the number of steps, lanes, keys or rows, if the group has several.

@@ -179,7 +179,7 @@ def _sends(size: int, make: Callable[[Any, Any], Any]) -> Write:
 
     def write(_: int, new: pathlib.Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        # outside of the program, it waits until the tracker has received everything
+        # outside the program, it waits until the tracker has received everything
         logger.finish(program(jax.random.key(next(_numbers))))
         for file in path.iterdir():
             file.rename(new / file.name)

@@ -1,1 +1,1 @@
-"""What only the documentation site needs: pictures, directives and checks."""
+"""Code that only the documentation site needs: figures, directives and checks."""

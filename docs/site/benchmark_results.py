@@ -22,7 +22,7 @@ _WRITTEN = re.compile(r"\| (.*) \| (\d+\.\d+) \| (-|\d+\.\d+) \|")
 
 
 class Row(NamedTuple):
-    """A figure; one that belongs to the figure before it begins with two spaces."""
+    """A figure; two leading spaces mean that it belongs to the figure before it."""
 
     figure: str
     value: str

@@ -72,7 +72,7 @@ def clean_signature(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str | None, str | None]:
-    """Drops what is there to catch mistakes: `*others`, `**others`, a default."""
+    """Drops parameters that only catch mistakes: `*others`, `**others`, a default."""
     if signature:
         signature = signature.replace(", *others", ", *").replace(", **others", "")
         signature = re.sub(r"=<object object[^>]*>", "", signature)

@@ -90,7 +90,7 @@ class Diagram:
 
 
 def _traced(diagram: Diagram) -> float:
-    """The beginning that all ways have in common."""
+    """The first part, which all diagrams of an event's path have in common."""
     y = diagram.box(
         80, 1, 300, "`lox.log({'x': x}, step=i)", "~your line, while JAX traces"
     )

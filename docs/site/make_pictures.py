@@ -113,7 +113,7 @@ def _screenshots(name: str, directory: pathlib.Path) -> None:
 
 
 def _benchmarks(directory: pathlib.Path) -> None:
-    """What an event takes, relative to `jax.debug.callback`."""
+    """The time that an event takes, relative to `jax.debug.callback`."""
     from matplotlib.figure import Figure
 
     peer = " / `jax.debug.callback`, one event"

@@ -1,4 +1,4 @@
-"""Runs the examples of a page, so that pictures are made of what the page shows."""
+"""Runs the examples of a page, so that figures show the same values as the page."""
 
 import contextlib
 import doctest

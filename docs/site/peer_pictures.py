@@ -30,7 +30,7 @@ _MARKS = "osD^v<>Pp*hX"
 
 
 def pictures(measurements: list[Measurement]) -> dict[str, Callable[[], Any]]:
-    """What draws each picture of which something was measured."""
+    """The functions that draw each figure for which there are measurements."""
     found: dict[str, Callable[[], Any]] = {}
     for name, groups in _BARS.items():
         rows = {group: rows_of(measurements, group) for group in groups}

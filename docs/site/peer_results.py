@@ -34,16 +34,16 @@ _NAMES = {"jax-lox": "lox", "jax": "JAX", "python": "Python", "numpy": "NumPy"}
 
 
 def main_measurement(measurements: list[Measurement]) -> Measurement:
-    """The one with most results; others have peers that need another JAX."""
+    """The measurement with most results; others have peers that need another JAX."""
     return max(measurements, key=lambda one: len(one.results))
 
 
 def rows_of(measurements: list[Measurement], group: str) -> list[Result]:
     """The results of a group.
 
-    A peer that does not run with the version of JAX of the main measurement is taken
-    from another one, with the version in its name. Its ratio is that to the program by
-    hand with the same version.
+    A peer that does not run with the JAX version of the main measurement is taken from
+    another measurement, with the version in its name. Its ratio is relative to the
+    program by hand with the same version.
     """
     main = main_measurement(measurements)
     rows = [result for result in main.results if result.group == group]
@@ -67,7 +67,7 @@ def rows_of(measurements: list[Measurement], group: str) -> list[Result]:
 
 
 def _scaled(row: Result, by_hand: Result | None) -> Result:
-    """A result of another JAX, as if its program by hand took as long as this one."""
+    """A result with another JAX, scaled to the time of the program by hand here."""
     if row.size is None or not (row.ratio and row.median and by_hand):
         return row
     if by_hand.median is None:
@@ -129,7 +129,7 @@ def _summary(measurements: list[Measurement]) -> Iterator[str]:
     yield "|---|" + "---|" * len(groups)
     for peer in dict.fromkeys(peer for rows in groups.values() for peer in rows):
         cells = [_cell(rows.get(peer)) for rows in groups.values()]
-        if sum(map(bool, cells)) > 1:  # what is in one group only is in its table
+        if sum(map(bool, cells)) > 1:  # peers of a single group are only in its table
             yield f"| {_code(peer)} | {' | '.join(cells)} |"
 
 

@@ -7,8 +7,8 @@ The caption, in Markdown.
 ```
 
 `python -m docs.site.make_pictures` writes the pictures to `build/pictures`. A diagram
-(`NAME.svg`) becomes part of the page, and takes its colors. Of other pictures there are
-two files, `NAME-light` and `NAME-dark`.
+(`NAME.svg`) becomes part of the page, and takes its colors. Other pictures have two
+files, `NAME-light` and `NAME-dark`.
 """
 
 import html

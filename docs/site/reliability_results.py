@@ -41,7 +41,7 @@ def programs(results: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def seeds(group: list[dict[str, Any]]) -> str:
-    """The ranges of seeds; neighbours are joined."""
+    """The ranges of seeds; adjacent ranges are joined."""
     ranges: list[list[int]] = []
     for first, end in sorted(
         (one["first"], one["first"] + one["count"]) for one in group

@@ -16,7 +16,7 @@ from lox._source import user_source
 
 API = "logify"
 
-# the reductions that choose among values over time; across devices, these have a mean
+# these reductions select values over time; across devices, the mean is used instead
 _CHOICES = tuple(REDUCTIONS[name] for name in ("first", "last", "append"))
 
 
@@ -40,8 +40,8 @@ def log(
         over: in `jax.shard_map`, the name of a mesh axis, or several: the value is
             reduced across the devices along it, as in `lox.log`. The reduction is
             `reduction` if it is `"mean"`, `"sum"`, `"min"` or `"max"`; it is the mean
-            for `"replace"`, `"first"`, `"last"` and `"append"`, which choose among
-            values over time.
+            for `"replace"`, `"first"`, `"last"` and `"append"`, which select values
+            over time.
 
     Example:
         >>> import logify

@@ -47,8 +47,9 @@ class Logs:
         if logs.mask:
             name = next(name for key, name, _ in self._names if key in logs.mask)
             raise LoxValueError(
-                f"{name!r} was not logged equally often in all lanes, so its values do "
-                "not form one array. Use `[lane.asdict() for lane in logs.lanes()]`."
+                f"{name!r} was logged a different number of times in different lanes, "
+                "so its values do not form one array. Use "
+                "`[lane.asdict() for lane in logs.lanes()]`."
             )
         return self._by_name(dict(logs))
 

@@ -73,7 +73,7 @@ def to_numpy(x: Any) -> Any:
 
 
 def local_numpy(x: Any) -> Any:
-    """Converts to NumPy; of an array that is spread over processes, the local elements.
+    """Converts to NumPy; for an array spread over processes, only the local elements.
 
     These have one axis.
     """

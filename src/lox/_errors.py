@@ -55,7 +55,7 @@ class StepError(LoxError, ValueError):
 
 
 class RangeError(LoxValueError, OverflowError):
-    """A number was logged that does not fit into any dtype of JAX."""
+    """A number was logged that does not fit into any JAX dtype."""
 
 
 class StoreError(LoxError, ValueError):
@@ -67,7 +67,7 @@ class UnboundedLoopError(LoxError, ValueError):
 
 
 class UnsupportedJaxError(LoxError, NotImplementedError):
-    """The installed version of JAX lacks something that lox needs for this program."""
+    """The installed version of JAX lacks a feature that lox needs for this program."""
 
 
 class UnsupportedPrimitiveError(LoxError, NotImplementedError):

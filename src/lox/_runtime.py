@@ -1,7 +1,7 @@
 """The public names that need JAX.
 
 Importing this module also registers everything that an event may need: the rules of the
-traversal, the patches of JAX's own rules, and where untransformed events go.
+traversal, the patches of JAX's own rules, and the handler of untransformed events.
 """
 
 from . import _interpreter as _interpreter

@@ -11,8 +11,8 @@ _get_ident = threading.get_ident
 class SerializedCalls:
     """Makes calls one after the other, in any thread.
 
-    A signal handler runs in the middle of what its thread does. If that is one of these
-    calls, the handler cannot wait for it: its own call is made after the other one.
+    A signal handler interrupts what its thread is doing. If that is one of these calls,
+    the handler cannot wait for it: its own call is made after the interrupted one.
 
     Attributes:
         lock: held during every call.

@@ -33,8 +33,8 @@ def set_default(handler: str | Handler | None) -> None:
 
     It applies to the whole process, including functions that are already compiled. The
     environment variable `LOX_DEFAULT` (`print`, `stderr` or `silent`) sets the initial
-    handler. In a job of several processes, only the first one prints; a function is
-    called in each process.
+    handler. In a multi-process job, only the first process prints; a function is called
+    in each process.
 
     Args:
         handler: `"print"` (the default), `"stderr"`, `"silent"` (or None), or a
@@ -63,7 +63,7 @@ def default_handler() -> Handler:
 
 
 def is_named(handler: Handler) -> bool:
-    """Whether a handler is one of lox's own, such as `"print"`."""
+    """Whether a handler is a built-in one, such as `"print"`."""
     return handler in _NAMED.values()
 
 

@@ -24,7 +24,7 @@ def live_display(file: TextIO | None, make: Callable[[Any], T]) -> T | None:
         return None
     if not is_terminal(sys.stdout if file is None else file):
         return None
-    # rich's global console by default: what others print to it appears above the table
+    # rich's global console by default: other output on it appears above the table
     console = rich.get_console() if file is None else rich.console.Console(file=file)
     supported = (
         console.is_terminal

@@ -125,7 +125,7 @@ def test_export_replaces_a_file_only_with_force(capsys, store, tmp_path):
 def test_export_of_unknown_key_says_what_exists(capsys, store, tmp_path):
     for kind in "csv", "tensorboard":
         command = "export", store, "--to", kind, "-o", tmp_path / "x", "-k", "y"
-        assert "no key matches 'y'; there are 'loss', 'acc'" in error(capsys, *command)
+        assert "no key matches 'y'; available: 'loss', 'acc'" in error(capsys, *command)
 
 
 # --- TensorBoard -------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_show_and_export_of_prng_keys_use_their_data(capsys, tmp_path):
     assert "not exported, since they are not scalars: key" in capsys.readouterr().err
 
 
-def test_export_to_tensorboard_of_names_and_numbers_it_lacks(capsys, tmp_path):
+def test_export_to_tensorboard_of_unsupported_names_and_numbers(capsys, tmp_path):
     config = {"large": 10**400, "odd": "\udc80"}
     save_run(tmp_path / "store", 0, config, keys=("loss\udc80",))
     command = ["export", str(tmp_path / "store"), "--to", "tensorboard", "-o"]
@@ -354,7 +354,7 @@ def test_names_of_imported_runs_stay_in_the_store(capsys, tmp_path):
     assert _run_name("~") == "run" and len(_run_name("x" * 999)) == 120
 
 
-def test_protocol_buffers_of_another_form_are_errors():
+def test_malformed_protocol_buffers_are_errors():
     for message in b"\x08", b"\x0a\x05ab", b"\x0b", b"\x08" + b"\xff" * 11:
         with pytest.raises(ValueError):
             grouped(message)

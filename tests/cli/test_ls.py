@@ -93,7 +93,7 @@ def test_ls_sort_puts_runs_without_the_key_last(capsys, tmp_path):
 
 def test_ls_sort_by_unknown_key_says_what_exists(capsys, store):
     message = error(capsys, "ls", store, "--sort", "los")
-    assert "no run has 'los' to sort by; there are 'name'" in message
+    assert "no run has 'los' to sort by; available: 'name'" in message
     assert "'lr'" in message and "'loss'" in message
 
 
@@ -173,7 +173,7 @@ def test_several_stores_are_listed_together(capsys, store, tmp_path):
 def test_pattern_that_matches_nothing_says_what_exists(capsys, store):
     message = error(capsys, "ls", store, "x*")
     assert message == (
-        f"lox: error: no run in {store} matches 'x*'; there are "
+        f"lox: error: no run in {store} matches 'x*'; available: "
         f"{', '.join(name(i) for i in range(4))}.\n"
     )
 
@@ -307,7 +307,7 @@ def test_sorting_no_runs_is_not_an_error(capsys, store):
 
 @pytest.mark.skipif(os.name != "posix", reason="names of files are bytes only there")
 def test_names_of_directories_that_are_not_text(capsysbinary, tmp_path):
-    """In a pipe, a path is printed as it is, and nothing fails."""
+    """In a pipe, a path is printed unchanged, and nothing fails."""
     save_run(tmp_path, 0)
     path = os.fsencode(tmp_path / name(0)).replace(b"00000000", b"\xff\x1b[31m")
     os.rename(tmp_path / name(0), path)

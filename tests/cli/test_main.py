@@ -51,7 +51,7 @@ def test_commands_are_the_modules_of_the_package(capsys, monkeypatch):
         (["sync", "a", "--to", "b", "--interval", "nan"], "not a positive number"),
         (["sync", "a", "--to", "b", "--interval", "soon"], "not a positive number"),
         (["sync", "a", "--to", "comet"], r"to mlflow, .*, but .* write ./comet"),
-        (["sync", "a", "--to", "wanbd"], r"there are mlflow, .* write ./wanbd"),
+        (["sync", "a", "--to", "wanbd"], r"available: mlflow, .* write ./wanbd"),
         (["sync", "a", "--to", "tensorboard"], "`lox export --to tensorboard` does"),
         (["sync", "a", "b", "--to", "c", "--tag=x", "--dry-run"], r"RUN, --tag, --dry"),
         (["sync", "a", "--to", "mlflow", "--tag", "x"], "--tag: not for mlflow"),
@@ -120,7 +120,7 @@ _COMMAND = """
 
 
 def run_without_reader(*arguments, errors=False, buffering=-1):
-    """Runs a command whose output nobody reads; perhaps nor its errors."""
+    """Runs a command whose output, and perhaps its errors, nothing reads."""
     read, write = os.pipe()
     os.close(read)
     stderr = write if errors else programs.PIPE
@@ -149,7 +149,7 @@ def run_without_reader(*arguments, errors=False, buffering=-1):
     ],
     ids=" ".join,
 )
-def test_command_whose_reader_has_ended_is_silent(tmp_path, arguments):
+def test_command_whose_output_is_closed_is_silent(tmp_path, arguments):
     """As `lox ls | head`; a shell reports 141 for programs that SIGPIPE has ended."""
     store = tmp_path / "store"
     for seed in range(2):
@@ -160,13 +160,13 @@ def test_command_whose_reader_has_ended_is_silent(tmp_path, arguments):
 
 
 def test_line_that_cannot_be_written_ends_a_command(tmp_path):
-    """And not only the flush at its end."""
+    """Printing fails, not only the flush at the end."""
     lox.save({"x": 1.5}, tmp_path / "store", key=1)
     done = run_without_reader("show", tmp_path / "store", "*", buffering=1)
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_errors_that_nobody_reads_keep_their_exit_codes(tmp_path):
+def test_exit_code_is_kept_if_nothing_reads_stderr(tmp_path):
     for arguments, code in ((["ls", tmp_path / "no"], 1), (["nothing"], 2)):
         done = run_without_reader(*arguments, errors=True)
         assert done.returncode == code

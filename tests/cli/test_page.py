@@ -52,7 +52,7 @@ def test_serve_prints_its_url_and_ends_with_an_interrupt(tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "x"])
-def test_port_that_cannot_be_one_is_refused(capsys, port):
+def test_invalid_port_is_refused(capsys, port):
     assert lox.cli.main(["serve", "store", "--port", port]) == 2
     assert "is not a number from 0 to 65535" in capsys.readouterr().err
 
@@ -62,7 +62,7 @@ def test_port_in_use_is_an_error(tmp_path, capsys):
         port = str(taken.getsockname()[1])
         assert lox.cli.main(["serve", str(tmp_path), "--port", port]) == 1
     captured = capsys.readouterr()
-    assert f"cannot listen at 127.0.0.1, port {port}" in captured.err
+    assert f"cannot listen on 127.0.0.1, port {port}" in captured.err
     assert captured.err.count("\n") == 1 and not captured.out
 
 

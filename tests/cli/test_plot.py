@@ -149,7 +149,7 @@ def test_plot_to_a_file_without_matplotlib_says_what_to_install(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-k", "x*"], "no key matches 'x*'; there are 'loss', 'acc'."),
+        (["-k", "x*"], "no key matches 'x*'; available: 'loss', 'acc'."),
         (["-x", "episode"], "has no step 'episode' to plot it over; it has 'step'."),
         (["--by", "x"], "`group_by` got 'x', which no config of these 6 runs has"),
     ],
@@ -181,7 +181,7 @@ def test_invalid_options_of_plot(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_single_run_says_so(capsys, store):
+def test_plot_of_single_run_says_so(capsys, store):
     text = output(capsys, "plot", store, name(1), "-k", "loss")
     assert text.splitlines()[-1] == "one run (n = 1)"
 

@@ -85,7 +85,7 @@ def test_running_runs_are_removed_and_moved_only_with_force(capsys, tmp_path):
     assert not names(tmp_path / "s")
 
 
-def test_rm_of_store_that_is_not_one(capsys, tmp_path):
+def test_rm_of_directory_without_runs_is_refused(capsys, tmp_path):
     (tmp_path / "mine").write_text("mine")
     assert "there are no runs" in error(capsys, "rm", tmp_path, "*", "--yes")
     assert lox.cli.main(["rm"]) == 2

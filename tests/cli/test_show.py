@@ -73,12 +73,12 @@ def test_show_of_lanes_and_of_missing_rows(capsys, tmp_path):
 
 def test_show_of_unknown_key_says_what_exists(capsys, store):
     message = error(capsys, "show", store / name(0), "-k", "x")
-    assert "no key matches 'x'; there are 'loss', 'acc'." in message
+    assert "no key matches 'x'; available: 'loss', 'acc'." in message
 
 
 def test_show_needs_one_run(capsys, store):
     message = error(capsys, "show", store)
-    assert "names 4 runs, and one run must be named: " in message
+    assert "matches 4 runs, but the command needs one run: " in message
 
 
 def test_diff_shows_configs_and_last_values_that_differ(capsys, store):
@@ -110,7 +110,7 @@ def test_diff_of_equal_runs(capsys, tmp_path):
 
 
 def test_diff_needs_two_runs(capsys, store):
-    assert "4 runs, and 2 runs must" in error(capsys, "diff", store)
+    assert "4 runs, but the command needs 2 runs" in error(capsys, "diff", store)
     assert lox.cli.main(["diff", str(store), "*0", "*1", "--precision", "x"]) == 2
     assert "not a number from 1 to 17" in capsys.readouterr().err
 

@@ -100,7 +100,7 @@ def test_sync_follows_until_runs_are_finished(tmp_path, capsys, monkeypatch):
     assert lox.load(copy)["x"].tolist() == [1, 2, 3]
 
 
-def test_sync_follows_in_spite_of_errors(store, tmp_path, capsys, monkeypatch):
+def test_sync_follows_despite_errors(store, tmp_path, capsys, monkeypatch):
     """Each is reported once, also if the place of the copy cannot be reached."""
     copy = tmp_path / "copy"
     path = lox.runs(store)[0].path / "run.json"

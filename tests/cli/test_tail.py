@@ -138,12 +138,12 @@ def test_invalid_options_of_tail(capsys, option):
 
 
 def test_tail_of_unknown_run_says_what_exists(capsys, store):
-    assert f"there are {name(0)}, {name(1)}." in error(capsys, "tail", store, "x")
+    assert f"available: {name(0)}, {name(1)}." in error(capsys, "tail", store, "x")
 
 
 def test_tail_of_unknown_key_says_what_exists(capsys, store, tmp_path):
     message = error(capsys, "tail", store, "-k", "los")
-    assert "no key matches 'los'; there are 'loss', 'acc'." in message
+    assert "no key matches 'los'; available: 'loss', 'acc'." in message
     # a run may log it later
     logger, state = save_run(tmp_path, 0, rows=1, finish=False)
     arguments = "tail", "-f", tmp_path, "-k", "new", "--interval", "0.01"
@@ -154,6 +154,6 @@ def test_tail_of_unknown_key_says_what_exists(capsys, store, tmp_path):
         logger.finish(state)
         process.communicate()
     assert said == (
-        "lox: waiting for such a key: no key matches 'new'; there are 'loss'.\n"
+        "lox: waiting for such a key: no key matches 'new'; available: 'loss'.\n"
     )
     assert line == f"{name(0)}  step 5  new=2\n" and process.returncode == 0

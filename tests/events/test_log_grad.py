@@ -62,7 +62,7 @@ def test_spool_of_grad_returns_the_cotangents(program):
 
 
 @each_program
-def test_vmap_inside_and_outside_of_grad_logs_each_lane(program):
+def test_vmap_inside_and_outside_grad_logs_each_lane(program):
     xs = jnp.stack([X, X + 0.5])
     fun = functools.partial(program, logged)
     expected = jnp.stack([cotangents(program, x) for x in xs], axis=1)
@@ -197,7 +197,7 @@ def values(program, x):
 
 
 @each_kind
-def test_values_and_cotangents_are_logged_side_by_side(program):
+def test_values_and_cotangents_are_logged_together(program):
     fun = functools.partial(program, both)
     expected = values(program, X), cotangents(program, X)
     _, logs = lox.spool(jax.grad(fun))(X)

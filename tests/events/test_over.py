@@ -607,7 +607,7 @@ def test_values_without_reduction_across_devices_are_refused():
         mapped(log_complex)
 
 
-def test_over_outside_of_shard_map_is_refused():
+def test_over_outside_shard_map_is_refused():
     ways = (
         log_over("i"),
         jax.jit(log_over("i")),
@@ -771,6 +771,6 @@ def test_key_with_and_without_over_is_refused():
         lox.log({"x": x.sum()})
         return on_devices(log_over("i"), mesh_of("i"))(x)
 
-    # outside of `shard_map`, both are one row
+    # outside `shard_map`, both are one row
     logs = lox.spool(inside_and_outside)(jnp.arange(8.0))[1]
     assert logs["x"].tolist() == [28.0, 3.5]

@@ -556,7 +556,7 @@ def test_histograms_are_stored_as_arrays(tmp_path):
         ),
         (("x", 1.0), {"split": "a"}, lox.LoxTypeError, "number of an axis"),
         (("x", 1.0), {"when": "nan"}, lox.LoxValueError, '"nonfinite", not .nan'),
-        (("x", 1.0), {"when": np.ones(2, bool)}, lox.ShapeError, "a scalar decides"),
+        (("x", 1.0), {"when": np.ones(2, bool)}, lox.ShapeError, "must be a scalar"),
         (("x", 1.0), {"when": 1.0}, lox.LoxTypeError, "must be a boolean"),
         (
             ("x", {"a": {"b": 1.0}, "a/b": 2.0}),

@@ -301,7 +301,7 @@ def test_log_returns_masked_logs_that_can_be_logged_again():
         (lambda: lox.log({"x": 1.0}, when="yes"), "must be a boolean"),
         (
             lambda: lox.log({"x": jnp.ones(3)}, when=jnp.ones(2, bool)),
-            r"`when` has the shape \(2,\), and 'x' has the shape \(3,\)",
+            r"`when` has the shape \(2,\), but 'x' has the shape \(3,\)",
         ),
         (
             lambda: lox.log(

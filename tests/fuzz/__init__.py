@@ -1,1 +1,1 @@
-"""Random programs and random input, in numbers that are too large for the tests."""
+"""Random programs and random input, too many to run with the other tests."""

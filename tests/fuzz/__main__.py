@@ -1,6 +1,6 @@
 """Compares random programs with plain Python: `python -m tests.fuzz COUNT [SEED]`.
 
-A program that fails is made small and printed, to be put into
+A program that fails is shrunk and printed, to be added to
 `tests/fuzz/found_programs.py`. `python -m tests.fuzz 1 SEED` repeats it. Most programs
 are evaluated with NumPy instead of compiled, which takes a third of the time.
 """
@@ -58,7 +58,7 @@ class Case(NamedTuple):
             with context:
                 CHECKS[self.name](self.seed, program)
         except Exception:
-            if oracle.close_calls:  # nobody knows what is right
+            if oracle.close_calls:  # a rounding error may decide
                 return None
             return traceback.format_exc(limit=-6)
         return None

@@ -1,4 +1,4 @@
-"""What random programs are compared for."""
+"""The comparisons that random programs must pass."""
 
 from collections.abc import Callable
 

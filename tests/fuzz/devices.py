@@ -1,4 +1,4 @@
-"""Random programs on eight devices: `shard_map`, and arrays that are spread out."""
+"""Random programs on eight devices: `shard_map`, and sharded arrays."""
 
 import random
 from typing import Any

@@ -1,7 +1,7 @@
 """Evaluates jaxprs with NumPy, because compiling them takes most of the time.
 
-Lox changes jaxprs, so its mistakes are found in this way too. What this leaves out is
-XLA and the callbacks of compiled programs: some programs are compiled as well.
+lox transforms jaxprs, so this finds its bugs, too. It does not test XLA and the
+callbacks of compiled programs, so some programs are compiled as well.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ def _broadcast(params: Any, x: Any) -> Any:
 
 
 def _within(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Slices that begin inside of an array, as XLA does."""
+    """Slices that begin inside an array, as XLA does."""
     first = [
         min(max(int(start), 0), size - part)
         for start, size, part in zip(starts, x.shape, sizes, strict=True)

@@ -1,4 +1,4 @@
-"""Programs that random search found to log something wrong, made small.
+"""Programs with wrong logs that random search has found, shrunk.
 
 Each has the check that failed, its seed and the program, as `python -m tests.fuzz`
 prints them.

@@ -89,7 +89,7 @@ def _apply(kind: str, fun: Any, calls: list[Any]) -> Any:
 
 
 def expected(program: Program, order: tuple[str, ...], x: Any) -> Any:
-    """The events, in a list for each `vmap`, and for each axis outside of `spool`."""
+    """The events, in a list for each `vmap`, and for each axis outside `spool`."""
     events = _expected(program, order, x)
     return _each(lambda pair: pair[0], events)
 
@@ -105,7 +105,7 @@ def _expected(program: Program, order: tuple[str, ...], x: Any) -> Any:
         events = _expected(program, tuple(inner), x)
         if kind == "grad":
             return _each(lambda pair: (pair[0] + pair[1], []), events)
-        if kind in ("spool", "tap"):  # do not see a backward pass outside of them
+        if kind in ("spool", "tap"):  # do not see a backward pass outside them
             return _each(lambda pair: (pair[0], []), events)
         return events
     items = [_expected(program, tuple(inner), one) for one in x]

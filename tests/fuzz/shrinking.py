@@ -1,4 +1,4 @@
-"""Makes a program that fails small, so that a person can read it."""
+"""Shrinks a program that fails, so that a person can read it."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Some random programs of each kind, and how a failing one is made small."""
+"""Some random programs of each kind, and how a failing one is shrunk."""
 
 import os
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is logged only by a derivative rule",
 )
 
-# the other checks have tests of their own
+# the other checks have separate tests
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 8)
 
 

@@ -1,4 +1,4 @@
-"""Some cases of each kind of hostile input, and that the harness sees failures."""
+"""Some cases of each kind of hostile input; the harness must notice failures."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Observed loops of random programs log what a plain Python run knows of its loops."""
+"""Observed loops of random programs log the values of loops in a plain Python run."""
 
 import itertools
 import os

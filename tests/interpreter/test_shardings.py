@@ -1,4 +1,4 @@
-"""Sharded programs: what is logged stays where it is, and is logged as documented.
+"""Sharded programs: logged values keep their sharding, and are logged as documented.
 
 Each program exists twice: one logs values, the other one returns the same values by
 hand. Both must have the same collectives and the same shardings.
@@ -157,7 +157,7 @@ def test_spool_adds_no_collective_and_keeps_shardings(name, way):
         spooled, added = compiled(lox.spool(logged), w, x)
         by_hand, expected = compiled(returned, w, x)
         assert added == expected
-        if way != "grad":  # where a forward pass computes what nobody else needs
+        if way != "grad":  # where a forward pass computes values only for logging
             without = compiled(lox.nolog(logged), w, x)[1]
             assert added["all-gather"] == without["all-gather"]
         result, logs = spooled(w, x)

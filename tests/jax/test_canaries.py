@@ -672,7 +672,7 @@ def test_patched_programs_log_every_event_once():
 def test_patches_are_all_still_needed():
     fixed = []
     for name in EXPECTED:
-        # in a process of its own, since other patches stay
+        # in a separate process, since other patches stay
         is_same = run_programs([name], PATCHES[name])[name] == EXPECTED[name]
         if is_same and not (name in FIXED and FIXED[name]()):
             fixed.append(name)

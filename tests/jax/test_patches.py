@@ -165,7 +165,7 @@ def test_missing_check_of_devices_refuses_over_in_branches():
         START + PREPARE,
     )
     assert re.match(r"branch 'x', logged at <string>:\d+, is inside `cond`: ", printed)
-    assert "log with `over` outside of branches" in printed
+    assert "log with `over` outside branches" in printed
 
 
 # How to log where a patch is needed, by its target.
@@ -270,7 +270,7 @@ def test_missing_patch_refuses_program_that_needs_it(kind, name, without):
             "del ad.JVPTrace.process_custom_vjp_call",
             "f = jax.custom_vjp(log); f.defvjp(log, log); f(1.0)",
             r"is in a custom function or its rules: .*process_custom_vjp_call.* "
-            "or log outside of custom functions",
+            "or log outside custom functions",
         ),
         (
             "del ad.JVPTrace.process_custom_vjp_call",

@@ -54,7 +54,7 @@ class Recorder:
         # derivatives within the program must not reach the callback
         event = jax.lax.stop_gradient((data, steps))
         if self._in_custom_rules:
-            # JAX refuses `io_callback` in functions with derivative rules of their own
+            # JAX refuses `io_callback` in functions with custom derivative rules
             jax.debug.callback(self._append, *event, ordered=True)
         else:
             io_callback(self._append, None, *event, ordered=True)
@@ -254,7 +254,7 @@ def check_gradient(
     """Checks that derivatives by the last argument log what the program logs.
 
     The other arguments are constants: as with `jax.jit`, a backward rule cannot close
-    over traced values of the function inside of which it was made.
+    over traced values of the function inside which it was made.
     """
     *constants, x = args
 

@@ -548,7 +548,7 @@ def test_backward_pass_of_stages_that_a_lane_does_not_need_is_refused(outer, wra
                 jax.eval_shape(transformed, EARLY)
 
 
-def test_merged_carry_that_decides_inside_of_a_loop_is_refused():
+def test_merged_carry_that_decides_inside_a_loop_is_refused():
     def fun(x):
         start = jnp.where(eqxi.unvmap_any(x > 1.5), 0, 1)
 

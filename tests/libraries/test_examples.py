@@ -450,7 +450,7 @@ def test_ode_logs_every_attempted_step_of_the_solver():
     assert_same(solution.ts, plain.ts, "ts")
     assert_same(solution.ys, plain.ys, "ys")
     assert solution.stats["num_steps"] == plain.stats["num_steps"]
-    # some versions of XLA round a step differently inside of a loop; from the first
+    # some versions of XLA round a step differently inside a loop; from the first
     # sharp turn on, the steps of both then differ
     wanted = stepped_by_hand(ode, jnp.float32(ode.STIFFNESS))
     assert set(logs) == set(wanted)

@@ -1,4 +1,4 @@
-"""Loggers and transformations in jobs of several processes."""
+"""Loggers and transformations in multi-process jobs."""
 
 import json
 

@@ -71,7 +71,7 @@ def test_batched_callback_has_lane_axis_instead_of_step():
     assert logs["x"].shape == (3,) and not logs.steps
 
 
-def test_lanes_of_nested_vmaps_are_numbered_through():
+def test_lanes_of_nested_vmaps_are_numbered_consecutively():
     calls = []
     grid = jnp.arange(6.0).reshape(2, 3)
     fun = jax.vmap(jax.vmap(lambda x: lox.log({"x": x})))
@@ -217,7 +217,7 @@ def test_seeds_are_runs_and_inner_lanes_are_rows(tmp_path, jit):
         assert logs.lane["x"].tolist() == [0, 1, 2]
 
 
-def test_seeds_with_runs_of_their_own_have_no_lane(tmp_path):
+def test_seeds_with_separate_runs_have_no_lane(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     states = jax.vmap(logger.init)(jax.random.split(jax.random.key(0), 3))
     logger.tap(jax.vmap(lambda x: lox.log({"x": x}, step=1)), states)(XS)

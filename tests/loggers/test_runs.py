@@ -182,7 +182,7 @@ def test_state_of_wrong_shape_raises_error_with_remedy():
 def test_run_key_can_be_reused_only_after_finish():
     logger = MemoryLogger()
     state = logger.init(0)
-    with pytest.raises(lox.LoxValueError, match="00000000-00000000 open.*own"):
+    with pytest.raises(lox.LoxValueError, match="key 00000000-00000000.*own key"):
         logger.init(0)
     logger.finish(state)
     with pytest.raises(lox.LoxValueError, match=r"which is finished.*`init`"):

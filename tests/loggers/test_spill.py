@@ -292,7 +292,7 @@ def test_disk_that_cannot_be_written_makes_the_program_wait(monkeypatch):
         patch.setattr(spill_module.Spill, "write", refuse)
         thread = threading.Thread(target=resume, daemon=True)
         thread.start()
-        with pytest.warns(lox.LoxWarning, match="cannot wait on disk.*no space left"):
+        with pytest.warns(lox.LoxWarning, match="written to disk.*no space left"):
             for i in range(20, 60):
                 logger.log(state, {"x": i}, step=i)
         join(thread)

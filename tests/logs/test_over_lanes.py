@@ -441,7 +441,7 @@ def test_plot_shows_any_name_as_it_is(name, band):
     assert len(axes.get_legend().get_texts()) == 2
 
 
-# --- jobs of several processes -------------------------------------------------
+# --- multi-process jobs -------------------------------------------------
 
 
 def job_with_equal_lanes(path):
@@ -457,7 +457,7 @@ def job_with_equal_lanes(path):
     return lox.load(path)
 
 
-def test_equal_lanes_of_different_processes_are_lanes_of_their_own(tmp_path):
+def test_equal_lanes_of_different_processes_are_separate_lanes(tmp_path):
     logs = job_with_equal_lanes(tmp_path / "run")
     found = logs.over_lanes("mean", "count", "max")
     assert found["x/count"].tolist() == [6, 6]

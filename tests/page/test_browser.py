@@ -195,7 +195,7 @@ def test_new_rows_of_a_slower_run_appear(tmp_path, show, serve):
         assert len(fetched) == 1 and "after=2" in fetched[0]
 
 
-def test_server_that_ends_is_said(tmp_path, browser, serve, show):
+def test_page_reports_that_its_server_has_ended(tmp_path, browser, serve, show):
     write_run(tmp_path, "a", logs([0, 1], loss=[1.0, 2.0]))
     server = PageServer(tmp_path, port=0, refresh=0.1)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -226,7 +226,7 @@ def test_spikes_gaps_and_nan_are_visible(tmp_path, report):
     )
 
 
-def test_charts_outside_of_the_window_are_not_fetched(tmp_path, show, serve):
+def test_charts_outside_the_window_are_not_fetched(tmp_path, show, serve):
     columns = {f"k{i:03d}": np.arange(3.0) for i in range(200)}
     write_run(tmp_path, "a", logs(np.arange(3), **columns))
     tab = show(serve(tmp_path))
@@ -427,7 +427,7 @@ def test_each_run_counts_its_values_that_are_not_finite(tmp_path, report):
     assert "200 not finite" in note
 
 
-def test_runs_without_times_are_said(tmp_path, show, serve):
+def test_runs_without_times_are_reported(tmp_path, show, serve):
     write_timed(tmp_path, "timed", [1.0, 2.0, 3.0], loss=np.zeros(3))
     write_run(tmp_path, "other", logs([0, 1], loss=[0.0, 1.0]))
     tab = show(f"{serve(tmp_path)}#x=%23time")

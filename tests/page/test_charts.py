@@ -189,7 +189,7 @@ def test_runs_of_different_lengths_and_steps_are_aligned_by_step(tmp_path):
     assert np.isnan(group["bands"]["std"][0][0])
 
 
-def test_repeated_steps_of_a_resumed_run_are_points_of_their_own(tmp_path):
+def test_repeated_steps_of_a_resumed_run_are_separate_points(tmp_path):
     write_run(tmp_path, "a", logs([0, 1, 2, 1, 2, 3], loss=[0.0, 1, 2, 10, 20, 30]))
     write_run(tmp_path, "b", logs([0, 1, 2, 3], loss=[0.0, 3, 4, 50]))
     data = chart(StoreSource(tmp_path), Request("loss"))
@@ -271,7 +271,7 @@ def test_binned_run_without_seeds_keeps_its_extremes(tmp_path):
         assert np.nanmax([group["first"], group["second"]]) == 10 + i
 
 
-def test_runs_and_rows_without_times_are_said(tmp_path):
+def test_runs_and_rows_without_times_are_reported(tmp_path):
     for i in range(3):
         write_timed(tmp_path, f"r{i}", [1.0, 2.0, 4.0], {"seed": i}, loss=np.zeros(3))
     (tmp_path / "r0" / "writer-0000" / "times").unlink()
@@ -297,7 +297,7 @@ def test_runs_one_after_the_other_are_not_averaged(tmp_path):
     assert data["groups"][0]["n"].tolist() == [1] * 400
 
 
-def test_rows_that_name_their_lane_are_curves_of_their_own(tmp_path):
+def test_rows_that_name_their_lane_are_separate_curves(tmp_path):
     steps = {"step": {"y": np.repeat(np.arange(3), 2)}}
     lanes = {"lane": {"y": np.tile([0, 1], 3)}}
     rows = lox.logdict({"y": np.arange(6.0)}, {**steps, **lanes}, stacked=True)
@@ -322,7 +322,7 @@ def test_last_value_leaves_out_lanes_that_did_not_log(tmp_path):
     assert found == {"x": 7.0, "y": 7.0}
 
 
-def test_vmapped_logs_of_one_run_are_curves_of_their_own(tmp_path):
+def test_vmapped_logs_of_one_run_are_separate_curves(tmp_path):
     def program(x):
         def body(carry, i):
             lox.log({"y": carry}, step=i)
@@ -602,7 +602,7 @@ def test_packed_arrays_come_back():
     assert back["d"] == {"text": "</script>\ud800", "n": "nan", "none": None}
 
 
-def test_narrow_rounds_only_what_nobody_sees():
+def test_narrow_rounds_only_digits_that_are_not_visible():
     assert narrow([1.0, 2.0]).dtype == np.float32
     assert narrow([1e9, 1e9 + 1]).dtype == np.float64
     assert narrow([1e300, 0.0]).dtype == np.float64

@@ -128,7 +128,7 @@ def test_intervals_of_long_curves_are_some_of_those_of_over_lanes(
                 assert np.isnan(limit)
 
 
-def test_equal_lanes_of_different_processes_are_curves_of_their_own(tmp_path):
+def test_equal_lanes_of_different_processes_are_separate_curves(tmp_path):
     for process, where in enumerate(("run", "run/process-1")):
         for step in range(2):
             for lane in (0, 1, -1):

@@ -44,7 +44,7 @@ def test_policy_of_a_report_allows_its_own_code_only(tmp_path):
     assert policy.count("'sha256-") == 2
 
 
-def test_names_from_runs_cannot_leave_their_place(tmp_path):
+def test_names_from_runs_cannot_inject_html(tmp_path):
     store = tmp_path / HOSTILE.replace("/", "_")
     rows = lox.logdict({HOSTILE: np.arange(3.0)}, stacked=True)
     write_run(store, "a", rows, {HOSTILE: HOSTILE, "seed": HOSTILE})
@@ -64,7 +64,7 @@ def test_json_cannot_end_its_script_element():
     assert json.loads(text) == {"a": "</script>&<!--", "b": "nan", "\ud800": None}
 
 
-def test_existing_file_is_not_overwritten_unasked(tmp_path):
+def test_existing_file_is_not_overwritten_by_default(tmp_path):
     write_seeds(tmp_path / "store", seeds=1)
     path = tmp_path / "r.html"
     path.write_text("mine")
@@ -145,7 +145,7 @@ def test_report_has_the_time_as_axis_if_it_fits_or_is_named(tmp_path):
     assert axes([], 30_000) == ["step"]
     assert axes(["#clock", "#time"], 30_000) == ["step", "#clock", "#time"]
     write_seeds(tmp_path / "short", seeds=1)
-    with pytest.raises(lox.LoxValueError, match="no times of their rows for '#time'"):
+    with pytest.raises(lox.LoxValueError, match="no times for '#time'"):
         write_report(tmp_path / "short", tmp_path / "r.html", x=["#time"])
 
 
@@ -164,7 +164,7 @@ def test_code_of_the_page_is_small():
     assert size <= 150_000
 
 
-def test_licence_of_the_plotting_library_is_beside_it():
+def test_license_of_the_plotting_library_is_included():
     assert "MIT" in asset("uplot/LICENSE") and "Permission is hereby granted" in asset(
         "uplot/LICENSE"
     )

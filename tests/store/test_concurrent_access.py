@@ -99,7 +99,7 @@ def interrupted_training(directory):
         raise
 
 
-def test_reader_does_not_report_a_loss_if_the_writer_ends_meanwhile(
+def test_reader_does_not_report_a_loss_if_the_writer_ends_while_it_reads(
     tmp_path, monkeypatch
 ):
     """The header says how many records there were when the file was closed."""
@@ -124,7 +124,7 @@ def test_reader_does_not_report_a_loss_if_the_writer_ends_meanwhile(
     assert writer.count == 6
 
 
-def test_reader_sees_no_row_after_one_of_a_segment_that_is_created_meanwhile(
+def test_reader_sees_no_row_after_one_of_a_segment_created_while_it_reads(
     tmp_path, monkeypatch
 ):
     writer = Writer(create_run(tmp_path / "run", "x", None, {}))

@@ -331,7 +331,7 @@ def test_rows_withdrawn_after_failed_write_are_copied_again(tmp_path, target):
     assert lox.load(target)["x"].tolist() == [0, 1, 2, 3, 4, 7]
 
 
-def test_copy_of_writer_that_is_closed_meanwhile_is_a_prefix(tmp_path, monkeypatch):
+def test_copy_of_writer_that_is_closed_while_copying_is_a_prefix(tmp_path, monkeypatch):
     """The file that was read last was closed with more records than are copied."""
     source, target = tmp_path / "store", tmp_path / "copy"
     job = Job(source / "run").write(9)
@@ -599,7 +599,7 @@ def test_rows_written_to_the_copy_are_kept_or_refused(tmp_path):
     assert lox.load(target) == lox.load(source)
 
 
-def test_copy_made_by_other_means_is_continued(tmp_path):
+def test_copy_made_by_another_program_is_continued(tmp_path):
     source, target = tmp_path / "store", tmp_path / "copy"
     job = Job(source / "run").write(50)
     shutil.copytree(source, target)

@@ -1,4 +1,4 @@
-"""What is on the disk when the machine crashes, and what can be read then."""
+"""What is on disk when the machine crashes, and what can be read then."""
 
 import errno
 import os

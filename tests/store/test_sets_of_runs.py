@@ -345,7 +345,7 @@ def test_sets_of_runs_do_not_import_jax(sweep):
     assert not done.stderr and done.stdout == "[3, 3, 3, 3, 2, 2, 1, 1] 2\n"
 
 
-def test_run_that_is_removed_meanwhile_is_an_error_only_if_used(sweep):
+def test_removed_run_is_an_error_only_if_used(sweep):
     shutil.rmtree(sweep[0].path)
     with pytest.raises(lox.StoreError, match="cannot be read"):
         sweep[0].status  # noqa: B018

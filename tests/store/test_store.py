@@ -62,7 +62,7 @@ def test_load_returns_every_dtype(tmp_path, dtype):
 def test_rows_of_program_are_stored_like_rows_saved_by_hand(tmp_path, lanes):
     def program(scale):
         def body(carry, i):
-            # one call per dtype, so that each has files of its own; one program for all
+            # one call per dtype, so that each has its own files; one program for all
             # of them, because compilation takes most of the time
             for dtype in DTYPES:
                 x = (carry * scale > 2).astype(dtype)
@@ -371,7 +371,7 @@ def test_load_returns_numbers_of_several_dtypes_exactly(tmp_path):
     expected = [float(np.float32(0.1)), 0.1, 3.0, 2.0**40, np.nan]
     np.testing.assert_array_equal(found, expected, strict=True)
     lox.save(lox.logdict({"x": 2**60 + 1}, {"step": {"x": 9}}), tmp_path / "run")
-    with pytest.raises(lox.StoreError, match="int32, int64, and no dtype"):
+    with pytest.raises(lox.StoreError, match="int32, int64, but no dtype"):
         lox.load(tmp_path / "run")
 
 

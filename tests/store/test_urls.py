@@ -478,7 +478,7 @@ def test_server_that_ignores_ranges_is_an_error(tmp_path):
         lox.load(url, "odd")
 
 
-def test_names_of_server_do_not_lead_outside_of_store(tmp_path):
+def test_names_of_server_do_not_lead_outside_store(tmp_path):
     two_segments(tmp_path / "run")
     url = uploaded(tmp_path, "hostile")
     names = ("..", ".", "../..", "a\\..\\b", "a\0b", "../../etc")

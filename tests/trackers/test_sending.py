@@ -152,7 +152,7 @@ def test_again_sends_everything_as_new_runs(server):
     assert len({run.name for run in server.runs.values()}) == 1
 
 
-def test_damaged_note_is_an_error_and_an_empty_one_is_not(server, capsys):
+def test_damaged_sent_file_is_an_error_and_an_empty_one_is_not(server, capsys):
     save_run("store", 0)
     assert sync("store") == 0
     (note,) = notes()
@@ -266,11 +266,11 @@ def test_runs_are_selected_by_name_and_pattern(server, capsys):
     ]
     assert sync("store", "x*") == 1
     names = ", ".join(map(name, range(4)))
-    message = f"lox: error: no run in store matches 'x*'; there are {names}.\n"
+    message = f"lox: error: no run in store matches 'x*'; available: {names}.\n"
     assert capsys.readouterr().err == message
 
 
-def test_what_is_not_a_store_is_an_error(server, capsys, tmp_path):
+def test_path_that_is_not_a_store_is_an_error(server, capsys, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for store in ("missing", "file"):
@@ -318,7 +318,7 @@ def test_arrays_are_sent_if_they_are_selected(server, capsys):
     assert sync("store", "--again", "--histograms", "w") == 0
     assert capsys.readouterr().err == ""
     assert sync("store", "--again", "--histograms", "z*", "--histograms", "w") == 0
-    message = "lox: not sent: no key matches 'z*'; there are 'x', 'w'.\n"
+    message = "lox: not sent: no key matches 'z*'; available: 'x', 'w'.\n"
     assert capsys.readouterr().err == message
     assert sync("store", "--again", "--step", "epoch") == 0
     assert "no step 'epoch'" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_eager_logs_equal_those_of_a_jitted_program(program):
     assert logs.reduce("mean") == jitted.reduce("mean")
 
 
-def test_keys_that_depend_on_shapes_are_told_apart():
+def test_keys_that_depend_on_shapes_are_distinguished():
     def f(x):
         for i in range(x.size):
             lox.log({f"x{i % 3}": x[i]})
@@ -132,7 +132,7 @@ def test_logs_of_few_keys_are_flattened(count):
     assert jax.tree.map(lambda x: -x, logs) == {f"x{i}": -1.0 - i for i in range(count)}
 
 
-def test_function_at_the_address_of_a_dead_one_is_told_apart():
+def test_function_at_the_address_of_a_deleted_one_is_distinguished():
     def f(x):
         lox.log({"f": x})
         return x

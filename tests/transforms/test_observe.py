@@ -203,7 +203,7 @@ def test_observe_changes_neither_result_nor_gradient(program):
 
 
 @names
-def test_spool_under_grad_and_outside_of_it_returns_the_same_rows(program):
+def test_spool_under_grad_and_outside_it_returns_the_same_rows(program):
     inside = jax.grad(lox.spool(observed(program)), has_aux=True)(1.5)[1]
     outside = lox.spool(jax.grad(observed(program)))(1.5)[1]
     assert inside.keys() == outside.keys()
@@ -304,7 +304,7 @@ def _logging_forward(x):
 logs_in_function.defvjp(_logging_forward, lambda _, t: (t / 8,))
 
 
-def test_function_that_runs_beside_its_rule_logs_its_own_events_once():
+def test_function_that_runs_in_addition_to_its_rule_logs_its_own_events_once():
     _, logs = lox.spool(jax.grad(observed(logs_in_function)))(1.5)
     np.testing.assert_array_equal(logs["mine"], 1.5)
     expected = [row["v"] for row, _ in custom_events(1.5)]

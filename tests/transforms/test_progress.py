@@ -130,7 +130,7 @@ def test_total_is_the_length_of_a_while_loop(output):
     assert output.lines() == [f"unknown: {10 * i}% ({2 * i}/20)" for i in range(1, 11)]
 
 
-def test_total_that_is_too_small_is_forgotten(output):
+def test_total_that_is_too_small_is_ignored(output):
     lox.progress(unknown, total=10, file=output)(20)
     assert output.lines()[-1] == "unknown: 20"
 
@@ -320,7 +320,7 @@ def test_lines_of_fast_loops_are_half_a_second_apart(
     assert output.lines() == [f"f: {p}% ({p // 5}/20)" for p in percents]
 
 
-def test_loop_that_starts_anew_after_an_interruption_has_a_new_bar(output):
+def test_loop_that_restarts_after_an_interruption_has_a_new_bar(output):
     sink = progress_bars.ProgressSink(output)
     for count in (5, 15, 5, 10, 15, 20):  # the first run ends after 15 of 20 iterations
         for ends in (False, True) if count == 20 else (False,):

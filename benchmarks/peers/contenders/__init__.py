@@ -2,14 +2,14 @@
 
 from benchmarks.peers.contender import Peer
 
-from . import of_flax, of_jax, of_jax_tap, of_lox, of_oryx
+from . import flax_sow, jax_callbacks, jax_tap, lox_transformations, oryx_harvest
 
-BY_HAND = of_jax.BY_HAND
+BY_HAND = jax_callbacks.BY_HAND
 PEERS: list[Peer] = [
     BY_HAND,
-    *of_lox.PEERS,
-    *of_jax.PEERS,
-    *of_jax_tap.PEERS,
-    *of_flax.PEERS,
-    *of_oryx.PEERS,
+    *lox_transformations.PEERS,
+    *jax_callbacks.PEERS,
+    *jax_tap.PEERS,
+    *flax_sow.PEERS,
+    *oryx_harvest.PEERS,
 ]

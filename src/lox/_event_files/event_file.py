@@ -94,7 +94,7 @@ def _field(number: int, value: Any) -> bytes:
     if isinstance(value, float):
         return _varint(number << 3 | 1) + struct.pack("<d", value)
     if isinstance(value, str):
-        # a name that was decoded from other bytes may have what UTF-8 does not
+        # a name decoded from other bytes may contain what UTF-8 cannot encode
         value = value.encode("utf-8", "backslashreplace")
     elif isinstance(value, np.ndarray):  # many doubles
         value = value.astype("<f8").tobytes()
@@ -240,7 +240,7 @@ class EventFile:
         )
 
     def _times(self, steps: Array) -> Array:
-        """Wall times for rows that arrive together, spread since the last ones."""
+        """Wall times for rows that arrive together, spread since the previous rows."""
         last, self._last_time = self._last_time, time.time()
         if len(steps) == 1:
             return np.array([self._last_time])
@@ -259,7 +259,7 @@ def _protobuf_value(value: Any) -> bytes:
     if isinstance(value, bool):
         return _message((4, value))
     if isinstance(value, int | float):
-        with contextlib.suppress(OverflowError):  # of an integer; it becomes text
+        with contextlib.suppress(OverflowError):  # too large: stored as text
             return _message((2, float(value)))
     return _message((3, str(value)))
 
@@ -267,7 +267,7 @@ def _protobuf_value(value: Any) -> bytes:
 class _ScalarTemplate:
     """The bytes of a record of named numbers, in which only the numbers vary.
 
-    All records must have the same length, so that steps are padded to that of the
+    All records must have the same length, so steps are padded to the length of the
     longest varint; readers accept this.
     """
 

@@ -14,5 +14,5 @@ def open_regular(path: str) -> io.BufferedReader:
     descriptor = os.open(path, how)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise LoxValueError(f"{path} is not a regular file, and is not read.")
+        raise LoxValueError(f"{path} is not a regular file, so it is not read.")
     return os.fdopen(descriptor, "rb")

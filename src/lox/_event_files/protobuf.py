@@ -11,7 +11,7 @@ class MessageError(LoxError, ValueError):
     """Bytes that are not a protocol buffer."""
 
 
-# What reading a message of another form raises.
+# The exceptions that reading a malformed message raises.
 UNEXPECTED = (
     AttributeError,
     LookupError,

@@ -21,7 +21,7 @@ from .protobuf import (
     to_varints,
 )
 
-# Longer records, such as images, are not checked, which would take long.
+# Checksums of longer records, such as images, are not verified: it would take long.
 _MAX_CHECKED_BYTES = 4096
 
 
@@ -121,7 +121,7 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
         (size,) = struct.unpack("<Q", head[:8])
         if masked_crc(head[:8]) != struct.unpack("<I", head[8:])[0]:
             raise ValueError("the length of a record does not match its checksum")
-        if size > os.fstat(file.fileno()).st_size:  # before so much memory is taken
+        if size > os.fstat(file.fileno()).st_size:  # before allocating that much memory
             raise ValueError("its last record is incomplete")
         record = file.read(size)
         check = file.read(4)

@@ -51,7 +51,7 @@ class Condition(NamedTuple):
         for leaf in leaves:
             if jnp.shape(leaf)[: len(self.shape)] != self.shape:
                 raise ShapeError(
-                    f"{self.caller}: `when` has the shape {self.shape}, and {key!r} "
+                    f"{self.caller}: `when` has the shape {self.shape}, but {key!r} "
                     f"has the shape {jnp.shape(leaf)}, which does not begin with it. "
                     "An array `when` makes one event per element: its shape must be a "
                     "prefix of the shape of every value. To log all or nothing, "

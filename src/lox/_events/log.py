@@ -58,9 +58,9 @@ def log(
             and steps are numbers or have its shape.
         over: in `jax.shard_map`, the name of a mesh axis, or several: the values are
             reduced across the devices along it, and logged once instead of once per
-            device. The reduction is that of `reduce` if it is `"mean"`, `"sum"`,
-            `"min"` or `"max"`, and by default the mean, over the devices where `when`
-            is true. All devices must reach the call.
+            device. The reduction is `reduce`, if it is `"mean"`, `"sum"`, `"min"` or
+            `"max"`, and by default the mean; only devices where `when` is true are
+            included. All devices must reach the call.
         **steps: step numbers, by any name: `step=i`, `episode=n`.
 
     Returns:
@@ -74,7 +74,7 @@ def log(
         >>> _ = f(3).block_until_ready()
         {'x': 3, 'y': 4}
 
-        Of many environments, log only those that have finished:
+        Log only the environments that have finished:
 
         >>> def step(returns, done):
         ...     lox.log({"return": returns}, when=done)
@@ -82,7 +82,7 @@ def log(
         >>> lox.spool(step)(returns, done)[1]
         {'return': [1.0, 3.0]}
 
-        Of many devices, log the mean:
+        Log the mean over all devices:
 
         >>> mesh = jax.sharding.Mesh(jax.devices(), "data")
         >>> @jax.shard_map(mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data"))
@@ -121,7 +121,7 @@ class CallOptions:
     Attributes:
         function: the function that was called.
         source: the user's line of the call.
-        tags: as in `lox.log`, and so are the others.
+        tags, reduce, prefix, explicit, steps: as in `lox.log`.
     """
 
     function: str
@@ -138,7 +138,7 @@ class CallOptions:
         return f"`{self.function}` at {self.source}"
 
     def check(self) -> None:
-        """Refuses a `prefix` or an `explicit` of another type."""
+        """Checks the types of `prefix` and `explicit`."""
         if not isinstance(self.prefix, str) or not isinstance(self.explicit, bool):
             name = "explicit" if isinstance(self.prefix, str) else "prefix"
             kind = "a bool" if isinstance(self.prefix, str) else "a string"

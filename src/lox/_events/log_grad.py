@@ -40,7 +40,7 @@ def log_grad(
     over: str | Sequence[str] | None = None,
     **steps: Any,
 ) -> T:
-    """Returns `x`, and logs its cotangent when reverse mode differentiates it.
+    """Returns `x`, and logs its cotangent when it is differentiated in reverse mode.
 
     The cotangent is the derivative of the function's result with respect to `x`. It is
     logged in the backward pass, so `lox.spool`, `lox.tap` and loggers go outside of
@@ -48,8 +48,8 @@ def log_grad(
     which runs loops in reverse; `logs.sort("step")` sorts them by a step.
 
     Forward mode passes through unchanged. With nested derivatives, the innermost one
-    logs. Nothing is logged for values that are not differentiated, and for values that
-    the result does not depend on.
+    logs. Nothing is logged for values that are not differentiated, or that the result
+    does not depend on.
 
     Args:
         name: the key of the cotangent.
@@ -65,8 +65,8 @@ def log_grad(
         **steps: step numbers, from the forward pass.
 
     Returns:
-        `x`. The result must be used in place of `x`: what is computed from `x` itself
-        does not contribute to the cotangent.
+        `x`. The result must be used in place of `x`: values computed from `x` itself do
+        not contribute to the cotangent.
 
     Example:
         >>> def f(x):
@@ -153,12 +153,12 @@ def _differentiable(
         if not is_array(leaf):
             raise LoxTypeError(
                 f"{caller} got {describe(leaf)} for {name!r}; it logs the cotangents "
-                "of arrays, or of pytrees of arrays. Pass the part that is arrays."
+                "of arrays, or of pytrees of arrays. Pass only the arrays."
             )
     if not leaves:
         raise LoxTypeError(
-            f"{caller} got {describe(x)} for {name!r}, which holds no array. Pass the "
-            f"value whose cotangent to log: `h = lox.log_grad({name!r}, h)`."
+            f"{caller} got {describe(x)} for {name!r}, which contains no array. Pass "
+            f"the value whose cotangent to log: `h = lox.log_grad({name!r}, h)`."
         )
     kinds = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
     if not any(kinds):
@@ -226,8 +226,8 @@ rule_tables.register_jet(log_grad_p, _values)
 def _batch(
     axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
 ) -> tuple[list[Any], list[Any]]:
-    # Values without lanes get them, too: the cotangent of each lane is its own, and
-    # only their sum would be left.
+    # Values without lanes get a lane axis, too: each lane has its own cotangent, and
+    # only the sum of these would remain.
     count = value_count(event)
     once, event = event.layout.once, event.with_layout(once="")
     if once and all(dim is None for dim in dims):

@@ -42,8 +42,8 @@ def axes_of(over: Any, caller: str) -> tuple[str, ...]:
     if not manual:
         raise LoxValueError(
             f"{caller}: `over={over!r}` reduces across the devices of a "
-            "`jax.shard_map`, and this call is not inside one. Leave `over` out: "
-            "outside of `jax.shard_map`, an event is one event with the global value, "
+            "`jax.shard_map`, but this call is not inside one. Leave `over` out: "
+            "outside `jax.shard_map`, an event is one event with the global value, "
             "on any number of devices."
         )
     for name in names:

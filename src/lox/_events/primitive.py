@@ -68,7 +68,7 @@ _capturing = threading.local()
 
 @contextlib.contextmanager
 def captured_events() -> Iterator[list[tuple[Event, Sequence[Any]]]]:
-    """The events that are bound inside, with their operands; no program gets them."""
+    """Captures the events bound inside, with their operands; none enters a program."""
     before = getattr(_capturing, "events", None)
     events = _capturing.events = []
     try:

@@ -33,14 +33,14 @@ def stats(tree: Any, which: str | Iterable[str] = DEFAULT) -> dict[str, Any]:
     - `histogram`: a dict: `counts` of the finite values in 32 bins of equal width
       between the smallest and the largest one, and the 33 `edges` of the bins
 
-    They are computed in float32 or wider, and nothing overflows that fits into the
-    result. NaN and infinities propagate as in NumPy. `min`, `max` and `max_abs` of
-    integers are exact integers. Booleans count as 0 and 1.
+    They are computed in float32 or wider, without overflow if the result itself fits.
+    NaN and infinities propagate as in NumPy. `min`, `max` and `max_abs` of integers are
+    exact integers. Booleans count as 0 and 1.
 
     A statistic that is not defined for a leaf is left out: `min`, `max` and `histogram`
     of complex numbers, and everything but `norm`, `nonfinite` and `histogram` of an
     empty array. Leaves that are not arrays or numbers are left out, and so are PRNG
-    keys and, as settings, Python bools and the numbers in Equinox modules.
+    keys, Python bools, and the numbers in Equinox modules, which are settings.
 
     Args:
         tree: a pytree of arrays: parameters, gradients, a Flax or Equinox module.
@@ -79,17 +79,17 @@ def check_names(names: Any, option: str) -> tuple[str, ...]:
     known = ", ".join(STATISTICS)
     if not isinstance(listed, Iterable) or is_array(listed):
         raise LoxTypeError(
-            f"{option} must be names of statistics, not {describe(names)}. There are "
+            f"{option} must be names of statistics, not {describe(names)}; available: "
             f"{known}."
         )
     found = tuple(listed)
     for name in found:
         if not isinstance(name, str) or name not in STATISTICS:
             raise LoxValueError(
-                f"{option} has the unknown statistic {name!r}. There are {known}."
+                f"{option} has the unknown statistic {name!r}; available: {known}."
             )
     if not found:
-        raise LoxValueError(f"{option} has no names of statistics. There are {known}.")
+        raise LoxValueError(f"{option} has no names of statistics; available: {known}.")
     return found
 
 
@@ -117,7 +117,7 @@ def named_arrays(tree: Any, caller: str) -> list[tuple[str, Any]]:
         found[name] = shown, _array(leaf, name, caller)
     if not found:
         raise LoxTypeError(
-            f"{caller} got {describe(tree)}, which holds no array. Pass a pytree of "
+            f"{caller} got {describe(tree)}, which contains no array. Pass a pytree of "
             "arrays."
         )
     return [(name, x) for name, (_, x) in found.items()]

@@ -42,14 +42,14 @@ def watch(
 ) -> T:
     """Logs statistics of every array in a tree, and returns the tree.
 
-    The keys are those of `lox.stats`, below `name`: `params/dense/kernel/rms`.
+    The keys are those of `lox.stats`, under `name`: `params/dense/kernel/rms`.
 
     Args:
         name: put in front of every key, with a `/`.
         tree: a pytree of arrays: parameters, gradients, activations, a module.
         stats: the names of the statistics; see `lox.stats`.
         grad: if True, also log the statistics of the cotangents of the returned tree,
-            below `name` and `grad`: `params/grad/dense/kernel/rms`. This happens in the
+            under `name` and `grad`: `params/grad/dense/kernel/rms`. This happens in the
             backward pass, as in `lox.log_grad`.
         split: an axis along which every array holds stacked layers. Each layer gets
             its own statistics: `params/0/kernel/rms`, `params/1/kernel/rms`.
@@ -72,7 +72,7 @@ def watch(
         >>> lox.spool(forward)(jnp.array([1.0, -1.0]))[1]
         {'h/rms': [2.0, 6.0], 'h/max': [2.0, 6.0]}
 
-        The same of the gradient, which the backward pass computes:
+        Also log statistics of the gradient, which the backward pass computes:
 
         >>> def loss(w):
         ...     w = lox.watch("w", w, stats="max_abs", grad=True)
@@ -80,7 +80,7 @@ def watch(
         >>> lox.spool(jax.grad(loss))(jnp.array([1.0, -3.0]))[1]
         {'w/max_abs': 3.0, 'w/grad/max_abs': 6.0}
 
-        Which array is the first that is not finite?
+        Log only arrays that are not finite:
 
         >>> grads = {"bias": jnp.ones(2), "kernel": jnp.array([0.0, jnp.nan])}
         >>> _ = lox.watch("grads", grads, stats="max_abs", when="nonfinite", step=7)
@@ -118,13 +118,13 @@ def watch(
 
 
 class _Statistics(NamedTuple):
-    """Which statistics to log of which arrays; of cotangents, their `Summary`.
+    """The statistics to log of a tree; for cotangents, also their `Summary`.
 
     Attributes:
         paths: the paths of the arrays.
         names: the names of the statistics.
         split: the axis of stacked layers, if any.
-        nonfinite: whether to log only what is not finite.
+        nonfinite: whether to log only arrays that are not finite.
     """
 
     paths: tuple[str, ...]
@@ -201,7 +201,7 @@ def _layers(x: Any, names: tuple[str, ...], split: int | None) -> list[dict[str,
     """The statistics of an array, or of each of its stacked layers."""
     if split is None:
         return [statistics_of(x, names)]
-    x = array_types.with_whole_axis(x, split)  # JAX cannot slice what is split
+    x = array_types.with_whole_axis(x, split)  # JAX cannot slice a sharded axis
     stacked = jax.vmap(lambda layer: statistics_of(layer, names), in_axes=split)(x)
     leaves, tree = jax.tree.flatten(stacked)
     return [tree.unflatten(leaf[i] for leaf in leaves) for i in range(x.shape[split])]
@@ -282,7 +282,7 @@ def _check_options(caller: str, name: Any, grad: Any, split: Any, when: Any) -> 
     if is_array(when) and jnp.shape(when):
         raise ShapeError(
             f"{caller}: `when` has the shape {jnp.shape(when)}; statistics of a tree "
-            "are one event, which a scalar decides about. Reduce it, as in "
+            "are one event, so `when` must be a scalar. Reduce it, as in "
             "`when=bad.any()`, or call `lox.watch` under `jax.vmap`."
         )
 

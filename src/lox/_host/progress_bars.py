@@ -60,7 +60,7 @@ class ProgressSink(HostSink):
 
     def consumer(self, event: Event) -> Consume:
         report: Report = event.call.api_data
-        # in a `shard_map`, each device reports; in a job of several processes, the bar
+        # in a `shard_map`, each device reports; in a multi-process job, the bar
         # of the first one is shown
         devices = event.route.local_devices or 1
         if host.known_process_index():
@@ -110,7 +110,7 @@ class ProgressSink(HostSink):
                             with self._lock:
                                 bar.count = count
                                 display.show(bar)
-                        except Exception as error:  # of the file
+                        except Exception as error:  # the file cannot be written
                             callback_errors.keep(self, error)
                         return ()
             return receive(number)
@@ -145,7 +145,7 @@ class _Bar:
     Attributes:
         label: its name.
         count: the number of iterations that have ended.
-        due: the count at which the display wants the bar again.
+        due: the count at which the display needs an update.
         ends: how many devices have finished the loop.
     """
 
@@ -174,7 +174,7 @@ class _Bar:
 
     def rate(self) -> str:
         """Iterations per second since the first report, as text."""
-        if self._first is None:  # what came before is not part of the measured time
+        if self._first is None:  # the time before it was not measured
             self._first = self.count
         seconds = self.seconds()
         count = self.count - self._first
@@ -204,8 +204,8 @@ def _make_display(file: TextIO | None) -> _Display:
 class _Lines:
     """Prints a line at every tenth of a loop, or each time its count doubles.
 
-    The lines of fast loops are fewer: the first, the last, and those in between that
-    are at least half a second apart.
+    Fast loops print fewer lines: the first, the last, and lines in between that are at
+    least half a second apart.
     """
 
     def __init__(self, file: TextIO | None) -> None:
@@ -234,7 +234,7 @@ class _Lines:
 
 
 def _next_line(count: int, total: int | None) -> int:
-    """The smallest count above `count` that is worth a line."""
+    """The smallest count above `count` at which a line is printed."""
     if total is None:
         return 2 ** max(count, 1).bit_length()
     tenths = _LINES * count // max(total, 1) + 1

@@ -175,7 +175,7 @@ def _promoted(first: Any, second: Any) -> Any:
 
 
 def _step_dtype(key: str, parts: list[Rows], i: int) -> Any:
-    """A dtype that holds the steps of all parts exactly."""
+    """A dtype that can represent the steps of all parts exactly."""
     name = list(parts[0].steps)[i]
     dtypes = [part.steps[name].dtype for part in parts]
     if len(set(dtypes)) == 1:
@@ -203,7 +203,7 @@ def check_steps(key: str, rows: Rows, types: Rows) -> None:
 def _raise_steps(key: str, name: str, first: Rows, other: Rows) -> NoReturn:
     raise StepError(
         f"{key!r} is logged with the step {name!r} as {first.steps[name].dtype} at "
-        f"{first.source} and as {other.steps[name].dtype} at {other.source}, and no "
+        f"{first.source} and as {other.steps[name].dtype} at {other.source}, but no "
         "dtype can hold both. Steps are never wrapped or rounded: convert one of "
         "them (`jnp.asarray(step, jnp.int32)`)."
     )

@@ -25,7 +25,7 @@ def _log_grad_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
 def rebound(
     handler: Handler, event: Event, operands: Sequence[Any], state: State
 ) -> list[Any]:
-    """Binds `log_grad_p` again, with what a handler makes of its event.
+    """Binds `log_grad_p` again, with its event changed by a handler.
 
     Args:
         handler: the handler of the program's events.

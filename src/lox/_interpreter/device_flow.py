@@ -1,9 +1,9 @@
-"""Finds branches and loops of a `shard_map` that devices may not share.
+"""Finds branches and loops of a `shard_map` that only some devices may run.
 
 The collective of an event with `over` waits for all devices. If some of them take
 another branch, or end a loop earlier, the others wait forever. The types of JAX say
 which predicates may differ between devices. In a `shard_map` with `check_vma=False`,
-that is inferred: what is not known to be the same is taken to differ.
+this is inferred: values that are not known to be the same are assumed to differ.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ class _Flow:
             return [self._manual] * len(eqn.outvars)
         if name in _AGREEING and params.get("axis_index_groups") is None:
             axes = _named_axes(params)
-            # each operand of `psum` has a result of its own
+            # each operand of `psum` has its own result
             each = ins if len(ins) == len(eqn.outvars) else [union] * len(eqn.outvars)
             return [one - axes for one in each]
         if name in _AGREEING or name in _DIFFERING:
@@ -180,12 +180,12 @@ def _check(eqn: Any, predicate: Axes, name: str) -> None:
 
 
 def differing(event: Event, name: str) -> str:
-    """The message about an event in a branch or loop that devices may not share."""
+    """The message about an event in a branch or loop that only some devices may run."""
     over = ", ".join(map(repr, event.call.over))
     return (
         f"{event.call.description}, has `over` ({over}) in a `{name}` whose predicate "
-        "may differ between the devices along it: those that do not reach the call "
-        "would be waited for. Log outside of it with `when=`, which reduces the values "
-        "of the devices where it is true; or make the predicate the same on all "
+        "may differ between the devices along it: if some devices do not reach the "
+        "call, the others wait forever. Log outside it with `when=`, which reduces the "
+        "values of the devices where it is true; or make the predicate the same on all "
         "devices, by `jax.lax.pmax`, in a `shard_map` that is jitted."
     )

@@ -20,8 +20,8 @@ from .walk import Walk
 
 _UNNUMBERED = "without the number of its iteration"
 
-# The number of the next iteration. It is a primitive of its own so that the number can
-# be told from other carries, by `of_lanes_that_run`.
+# The number of the next iteration. It is a separate primitive so that
+# `of_lanes_that_run` can distinguish the number from other carries.
 _next_p: Any = primitives.Primitive("lox_next_iteration")
 _next_p.def_impl(lambda number: number + 1)
 _next_p.def_abstract_eval(lambda number: number)
@@ -87,7 +87,7 @@ class _Numbering(Rewriter):
             raise UnsupportedPrimitiveError(
                 f"{event.call.description}, is observed in the backward or batching "
                 "rule of a function inside a loop, where the number of the iteration "
-                "is not known. Observe it outside of the loop, or use `loops=` to "
+                "is not known. Observe it outside the loop, or use `loops=` to "
                 "observe others."
             )
         parts = event.split(operands)

@@ -16,7 +16,7 @@ from .walk import cached
 
 HasLanes = bool | None  # whether a value has lanes; None if unknown
 
-# The same as levels: that of a result is the maximum of those of its operands.
+# The same as levels: the level of a result is the maximum level of its operands.
 _NO, _MAYBE, _YES = 0, 1, 2
 _ANSWERS: tuple[HasLanes, ...] = (False, None, True)
 

@@ -1,8 +1,8 @@
 """Adds events to the loops of a program.
 
-The program is evaluated again, with the bodies of the observed loops extended. What
-comes out is an ordinary program with `log_p` in it: all other rules of lox, and JAX's
-own transformations, treat the new events as they treat those of `lox.log`.
+The program is evaluated again, with the bodies of the observed loops extended. The
+result is an ordinary program with `log_p` in it: all other rules of lox, and JAX's own
+transformations, treat the new events like those of `lox.log`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ from .walk import Walk, without_events
 
 
 class Observer:
-    """What is logged of the observed loops and equations.
+    """Logs the observed loops and equations.
 
     Attributes:
         pauses: whether to call `next_pause` and `pause` for a `while_loop`, instead of

@@ -44,7 +44,7 @@ class Rows:
         over: the mesh axes of the enclosing `shard_map`s along which all devices have
             the same rows (see `_events.over`).
         tags: the tags of all lines.
-        sparse: whether some rows have a `when`, so that few may be logged.
+        sparse: whether some rows have a `when`, so that only a few may be logged.
         flattened: whether lanes of a `vmap` were joined along time.
     """
 
@@ -210,7 +210,8 @@ def to_logdict(
     Args:
         record: the rows of each key.
         prefix: a prefix for every key.
-        totals: for keys of which the first rows were kept, how many there were.
+        totals: for keys of which only the first rows were kept, the total number of
+            rows.
     """
 
     def key_of(name: str, rows: Rows) -> Key:

@@ -112,7 +112,7 @@ def hidden_rules(name: str) -> Callable[[ChangedParams], ChangedParams]:
 
 
 def may_log_elsewhere(primitive: Any) -> bool:
-    """Whether equations of a primitive may log outside of the jaxprs they hold."""
+    """Whether equations of a primitive may log outside the jaxprs they hold."""
     return primitive.name in _other_jaxprs or primitive.name in _hidden_rules
 
 

@@ -39,7 +39,7 @@ def _while_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             if rows.devices and lanes:
                 raise UnsupportedPrimitiveError(
                     f"{key!r}, logged at {rows.source}, is in a `shard_map` in a "
-                    "`while_loop` that ends at different times in the lanes of a "
+                    "`while_loop` that ends at different times in different lanes of a "
                     "`vmap`, where it cannot be reduced or stored. Use `lox.tap`."
                 )
             rows = rows.with_mask().with_time()

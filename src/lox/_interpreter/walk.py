@@ -216,7 +216,7 @@ class Walk:
         return make() if key is None else cached(jaxpr, key, make)
 
 
-# What was computed from a jaxpr, for as long as the jaxpr lives. JAX's own caches
+# Values computed from a jaxpr, for as long as the jaxpr lives. JAX's own caches
 # compare jaxprs by identity, so the same input must return the same object.
 _cache: "weakref.WeakKeyDictionary[Any, dict[Any, Any]]" = weakref.WeakKeyDictionary()
 
@@ -238,7 +238,7 @@ def unsupported(walk: Walk, eqn: Any) -> str:
     return (
         f"{keys}, logged at {wanted[0].call.source}, cannot be collected inside "
         f"`{eqn.primitive.name}`: JAX cannot return additional values from it. Log "
-        "outside of it, or apply `lox.nolog` to the function that it calls."
+        "outside it, or apply `lox.nolog` to the function that it calls."
     )
 
 

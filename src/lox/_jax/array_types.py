@@ -66,7 +66,7 @@ def device_in_shard_map(over: Sequence[Any] = ()) -> tuple[Any, int] | None:
     """The number of this device in the enclosing `shard_map`, and how many there are.
 
     Devices along axes that are not manual, and along the axes `over`, log as one. None
-    outside of `shard_map`, and if all devices log as one.
+    outside `shard_map`, and if all devices log as one.
     """
     axes = tuple(axis for axis in manual_axes() if axis not in over)
     return (lax.axis_index(axes), axes_size(axes)) if axes else None

@@ -47,7 +47,7 @@ def _module(name: str) -> Any:
 
 
 def replace(path: str, reason: str, wrap: Callable[[Any], Any]) -> None:
-    """Replaces a private function by `wrap(function)`.
+    """Replaces a private function with `wrap(function)`.
 
     Args:
         path: the module in `jax._src` and the name.

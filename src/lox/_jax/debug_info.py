@@ -1,4 +1,4 @@
-"""What JAX remembers about the user's code: lines, functions and names of values."""
+"""What JAX records about the user's code: lines, functions and names of values."""
 
 import contextlib
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place_of(eqn: JaxprEqn) -> Place | None:
-    """The innermost line outside of JAX that an equation comes from."""
+    """The innermost line outside JAX that an equation comes from."""
     frame = _user_frame(eqn.source_info.traceback)
     if frame is None:
         return None

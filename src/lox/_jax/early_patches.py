@@ -131,7 +131,7 @@ def _is_rule_of_jax(rule: Any, fun: Any) -> bool:
 CUSTOM_FUNCTIONS = Patch(
     "how JAX differentiates `custom_jvp` and `custom_vjp` functions",
     without="each derivative rule that reaches an event logs it again",
-    instead="log outside of custom functions",
+    instead="log outside custom functions",
     install=_watch_custom_functions,
 )
 
@@ -164,7 +164,7 @@ HIJAX = tuple(
         f"the {kind} rule of `{primitives.hijax_p}`",
         without="the solution of a linear or nonlinear system is logged again for "
         "each tangent",
-        instead="log outside of `custom_root`, `custom_linear_solve` and other "
+        instead="log outside `custom_root`, `custom_linear_solve` and other "
         "high-level primitives",
         install=functools.partial(_watch_hijax, kind),
     )
@@ -199,7 +199,7 @@ _HAS_REMAT_RULES = compat.private(
 _REMAT_RULES = Patch(
     "the rules of `defremat`",
     without="recomputed events are logged again",
-    instead="log outside of functions with `defremat`",
+    instead="log outside functions with `defremat`",
     install=_watch_remat_rules,
 )
 REMAT_RULES = () if _HAS_REMAT_RULES is None else (_REMAT_RULES,)

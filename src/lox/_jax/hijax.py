@@ -1,8 +1,8 @@
 """High-level primitives, whose rules are Python methods.
 
 With JAX's flags `jax_remat3` and `jax_custom_vjp3` (both from 0.10 on), checkpoints and
-calls of `custom_vjp` functions are such primitives; the latter also with
-`generic_batching` (0.12).
+calls of `custom_vjp` functions are such primitives; so are calls of `custom_vjp`
+functions with `generic_batching` (0.12).
 """
 
 import copy

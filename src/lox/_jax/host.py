@@ -24,13 +24,12 @@ _ExecuteReplicated = compat.private(
 )
 _backend_started = compat.private(
     "xla_bridge.backends_are_initialized",
-    "`lox.save` starts JAX's backend, so that `jax.distributed.initialize` must come "
-    "first",
+    "`lox.save` starts JAX's backend, so `jax.distributed.initialize` must come first",
     default=None,
 )
 _distributed = compat.private(
     "distributed.global_state",
-    "a job of several processes does not notice that another one writes the same run",
+    "a multi-process job does not notice that another one writes the same run",
     default=None,
 )
 
@@ -186,7 +185,7 @@ def called_by_xla_thread() -> bool:
 
 
 def process_index() -> int:
-    """The index of this process in a job of several; starts JAX's backend."""
+    """The index of this process in a multi-process job; starts JAX's backend."""
     return jax.process_index()
 
 
@@ -195,7 +194,7 @@ def process_count() -> int:
 
 
 def known_process_index() -> int:
-    """The index of this process, as far as JAX knows it by now; 0 if it does not.
+    """The index of this process, if JAX knows it by now; 0 otherwise.
 
     Unlike `process_index`, it does not start JAX's backend, after which
     `jax.distributed.initialize` would fail.
@@ -211,7 +210,7 @@ _JOB_TIMEOUT = 10_000  # milliseconds; the key exists when it is read
 
 
 def job() -> str | None:
-    """An identifier that only the processes of this job have; None if it is unknown.
+    """An identifier shared by the processes of this job only; None if it is unknown.
 
     The first process that asks chooses it. It is kept by JAX's coordination service, so
     that no process waits for another.

@@ -220,7 +220,8 @@ def map_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str
     """Applies `change` to every jaxpr in the parameters of an equation.
 
     `change` may call functions of the user. It is called neither in `map` nor in a
-    generator, where a `StopIteration` of theirs would be taken for the end.
+    generator, where a `StopIteration` that they raise would look like the end of the
+    iteration.
     """
 
     def leaf(item: Any) -> Any:
@@ -294,7 +295,8 @@ def interpret(
 
     Args:
         jaxpr: the jaxpr.
-        inputs: the values of its constants and inputs, or what stands for them.
+        inputs: the values of its constants and inputs, or abstract values in their
+            place.
         evaluate: the same for the outputs of an equation, given its inputs.
         of_literal: the same for a literal.
     """

@@ -64,8 +64,8 @@ def _is_plain(dtype: Any) -> bool:
 def merged(parts: Iterable[Literals]) -> Literals:
     """The literals that represent all parts; none if one part is strongly typed.
 
-    A program may log thousands of numbers, so only those are kept that decide whether a
-    dtype holds all of them.
+    A program may log thousands of numbers, so only those that decide whether a dtype
+    can represent all of them are kept.
     """
     listed = list(parts)
     if not all(listed):

@@ -25,7 +25,7 @@ _DropVar = compat.private("core.DropVar", "keep events in a `scan` without a car
 
 
 def only_effects(closed: Any) -> tuple[Any, list[Any]]:
-    """What the effects of a program depend on: an open jaxpr, and its first inputs."""
+    """The equations that effects depend on: an open jaxpr, and its first inputs."""
     jaxpr, consts = jaxprs.constants_to_inputs(closed)
     unused = [False] * len(jaxpr.outvars)
     return _dce_jaxpr(jaxpr, unused, instantiate=True)[0], consts

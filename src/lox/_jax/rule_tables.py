@@ -145,7 +145,7 @@ Applies = Callable[[dict[str, Any]], Any]
 def wrap_rule(
     kind: str, primitive: Any, wrapper: Callable[..., Any], applies: Applies
 ) -> None:
-    """Replaces one of JAX's rules by `wrapper(rule, *args, **params)`.
+    """Replaces one of JAX's rules with `wrapper(rule, *args, **params)`.
 
     Args:
         kind: the name of the rule table (see `_TABLES`).
@@ -189,7 +189,7 @@ def _check_arguments(rule: Any, positional: int) -> None:
 def wrap_lowering(
     primitive: Any, wrapper: Callable[..., Any], applies: Applies
 ) -> None:
-    """Replaces a lowering rule (that of all platforms), as `wrap_rule` does."""
+    """Replaces the lowering rule for all platforms, as `wrap_rule` does."""
     if primitive not in _lowerings:
         raise UnavailableError(f"`{primitive}` has no lowering rule")
     entry = _lowerings[primitive]

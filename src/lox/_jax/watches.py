@@ -51,8 +51,8 @@ class Watch(Protocol):
 class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
     """Passes primitives to the trace around it, through a watch.
 
-    It has no tracers of its own: a watched function sees the same values as otherwise,
-    so its Python control flow does not change.
+    It has no tracers: a watched function sees the same values as without the watch, so
+    its Python control flow does not change.
     """
 
     __slots__ = ("parent_trace", "watch")

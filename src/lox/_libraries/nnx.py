@@ -27,7 +27,7 @@ _MAX_DEPTH = 3  # of nested functions that are searched for captured objects
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Placeholder:
-    """Stands for the i-th NNX object among the arguments or the results."""
+    """A placeholder for the i-th NNX object among the arguments or the results."""
 
     index: int
 
@@ -49,10 +49,10 @@ _plain_types: dict[int, Any] = {}
 
 
 def captures_none(fun: Any, depth: int = _MAX_DEPTH) -> bool:
-    """Whether a plain function surely uses no NNX object but its arguments.
+    """Whether a plain function certainly uses no NNX object except its arguments.
 
-    This is a part of the search of `find` that takes less than a microsecond. False
-    means that it is not known.
+    This is the part of the search in `find` that takes less than a microsecond. False
+    means that it may use one.
     """
     if depth == 0:
         return True

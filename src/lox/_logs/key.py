@@ -55,7 +55,7 @@ class KeyInfo(NamedTuple):
         axis = np.ndim(leaf) - own - self.lanes - self.stacked
         if axis < 0:
             raise LoxValueError(
-                "these logs have fewer axes than when they were created, so that their "
+                "these logs have fewer axes than when they were created, so their "
                 "time axis is unknown. Take rows with `logs.slice[-1]` instead of "
                 "`jax.tree.map(lambda x: x[-1], logs)`."
             )
@@ -185,7 +185,7 @@ class Key(NamedTuple):
         return self._replace(mask=module.ones(self.row_shape(), dtype=bool))
 
     def only_if(self, condition: Any) -> "Key":
-        """The same rows, which happen only if a scalar is true."""
+        """The same rows, logged only if a scalar is true."""
         masked = self.masked()
         return masked._replace(mask=masked.mask & condition)
 

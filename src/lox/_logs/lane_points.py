@@ -35,10 +35,10 @@ def has_lanes(key: Key) -> bool:
 def align_lanes(name: str, key: Key, step: str | None = None) -> LanePoints:
     """Aligns the rows of all lanes by a step, or by position if there is no step.
 
-    If a lane has several rows with the same step, the first ones of all lanes are one
-    point, the second ones another, and so on. The points are sorted by the step, unless
-    all lanes have the same steps in the same order. The lanes of a key without a time
-    axis are one point, whatever their steps are.
+    If lanes have several rows with the same step, their first rows form one point,
+    their second rows another, and so on. The points are sorted by the step, unless all
+    lanes have the same steps in the same order. The lanes of a key without a time axis
+    are one point, whatever their steps are.
 
     Args:
         name: the name of the key, for messages.
@@ -54,8 +54,8 @@ def align_lanes(name: str, key: Key, step: str | None = None) -> LanePoints:
     for leaf in leaves:
         if is_typed_key(leaf) or np.asarray(leaf).dtype.kind == "c":
             raise LoxTypeError(
-                f"{name!r} has the dtype {leaf.dtype}, of which there are no "
-                "statistics over lanes. Select other keys with `filter`."
+                f"{name!r} has the dtype {leaf.dtype}, which has no statistics over "
+                "lanes. Select other keys with `filter`."
             )
     names = [x for x in key.steps if x not in (LANE, PROCESS)]
     if step is not None and step not in names:
@@ -113,7 +113,8 @@ class _Columns(NamedTuple):
     def are_points(self, step: str | None) -> bool:
         """Whether the rows at each position are one point.
 
-        They are not if lanes lack different ones of several rows with the same step.
+        They are not if some lanes lack one of several rows with the same step, and
+        other lanes another one.
         """
         if not self.have_equal_steps(step):
             return False

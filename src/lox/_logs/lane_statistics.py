@@ -91,7 +91,7 @@ def _iqm(sample: Sample) -> Any:
 def _ci(sample: Sample) -> tuple[Any, Any]:
     """A percentile bootstrap interval of the mean; NaN for fewer than two lanes.
 
-    All points with equally many lanes are resampled alike.
+    All points with the same number of lanes use the same resamples.
     """
     low = np.full(len(sample.count), np.nan)
     high = low.copy()

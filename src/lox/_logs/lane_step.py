@@ -10,7 +10,7 @@ from lox._arrays import is_tracer
 from .key import Key
 
 LANE = "lane"
-# the lane of a row that was logged outside of any `vmap`
+# the lane of a row that was logged outside any `vmap`
 NO_LANE = -1
 DTYPE = np.dtype(np.int32)
 # the step that says which process has logged a row, if there are several
@@ -20,8 +20,8 @@ PROCESS = "process"
 def inner_lane(key: Key, count: int, number: int) -> Key:
     """Names the lane of the rows of a key, one of `count` lanes of an axis.
 
-    The lanes of nested axes, and of rows that name a lane already, are numbered
-    through, in C order.
+    The lanes of nested axes, and of rows that already name a lane, are numbered
+    consecutively, in C order.
     """
     outer = key.steps.get(LANE, np.zeros(key.row_shape(), DTYPE))
     return key._replace(steps={**key.steps, LANE: outer * count + number})
@@ -41,7 +41,7 @@ class Lane(NamedTuple):
         return found & (self.process == 0)
 
     def name(self, several: bool) -> str:
-        """What to call it; with its process, if there are several."""
+        """The name of the lane; with its process, if there are several."""
         name = "no lane" if self.number == NO_LANE else f"lane {self.number}"
         return f"{name} of process {self.process}" if several else name
 
@@ -78,7 +78,7 @@ def rows_of_lane(key: Key, lane: Lane) -> Key | None:
     key = key._replace(steps={k: x for k, x in key.steps.items() if k != LANE})
     if not key.info.stacked:
         return key if found.all() else None
-    # rows that have lane axes as well are the same lane in all of these
+    # if rows also have lane axes, they are the same lane along all of them
     by_row = np.moveaxis(found, key.info.time_axis(found, 0), 0)
     (rows,) = np.nonzero(by_row.reshape(len(by_row), -1)[:, 0])
     if len(rows) == len(by_row):

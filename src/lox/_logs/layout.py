@@ -35,7 +35,7 @@ class Layout(tuple[Any, ...]):
         keys, steps, masks, _, dropped, counted = self
         remaining = iter(rest)
         parts = (
-            # `zip` takes no child too many, because it asks for a key first
+            # `zip` does not consume an extra child, because it asks for a key first
             {name: dict(zip(by_key, remaining)) for name, by_key in steps},  # noqa: B905
             {
                 key: FirstRows(x) if key in counted else x
@@ -53,9 +53,9 @@ class Unflattened(Metadata):
 
     A fifth element says how to flatten the logdict: a function that returns its values,
     their number, its other children, and its layout. Every change of the keys of a
-    logdict replaces its metadata, so as long as it has this one, this is true. JAX
-    flattens the logs of each eager call at least once (`jax.block_until_ready`), and to
-    compute the layout takes most of that time.
+    logdict replaces its metadata, so this stays valid as long as the logdict has this
+    metadata. JAX flattens the logs of each eager call at least once
+    (`jax.block_until_ready`), and computing the layout takes most of that time.
     """
 
     __slots__ = ()
@@ -97,7 +97,7 @@ def flatten(logs: MetadataDict) -> tuple[Sequence[Any], Layout]:
             try:
                 children = values(logs)
                 return (children if rest is None else children + rest), layout
-            except KeyError:  # then somebody has used the methods of `dict` itself
+            except KeyError:  # then the methods of `dict` itself were called
                 pass
     layout = layout_of(logs)
     return children_of(logs, layout), layout

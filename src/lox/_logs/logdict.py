@@ -43,8 +43,7 @@ class logdict(MetadataDict):
 
     A `logdict` is a pytree, so it can be passed through `jax.jit`, `jax.vmap` and
     `jax.tree.map`; it can be copied, pickled and compared like a dict. It keeps track
-    of which axis of each value is time, also when it is batched by a `vmap` (with
-    `out_axes=0`).
+    of the time axis of each value, also when a `vmap` batches it (with `out_axes=0`).
 
     Args:
         data: the values by name.
@@ -314,7 +313,7 @@ class logdict(MetadataDict):
         """Removes rows that did not happen, and keys without any row.
 
         Rows that happened only in some lanes keep their mask; `lanes()` separates them.
-        Warns of rows that were dropped because they exceeded the `capacity`.
+        Warns about rows that were dropped because they exceeded the `capacity`.
         """
         if not self._metadata.mask:
             return self
@@ -338,7 +337,7 @@ class logdict(MetadataDict):
         """Splits the logs into one logdict per lane of the outermost `vmap`.
 
         Rows that a callback or a logger received have no lane axis, but a step `lane`,
-        and are split by it. In a job of several processes, equal numbers of different
+        and are split by it. In a multi-process job, equal numbers of different
         processes are different lanes.
         """
         keys = self._keys()
@@ -348,8 +347,8 @@ class logdict(MetadataDict):
             return self._split_by_lane(keys)
         if len(sizes) > 1:
             raise LoxValueError(
-                f"`lanes` found lane axes of the lengths {sorted(sizes)}; select the "
-                "keys of one `vmap` first, with `filter`."
+                f"`lanes` found lane axes of different lengths ({sorted(sizes)}); "
+                "select the keys of one `vmap` first, with `filter`."
             )
         return [
             self._with((name, key.lane(i)) for name, key in keys.items()).compact()
@@ -373,13 +372,13 @@ class logdict(MetadataDict):
         """Computes statistics over all lanes, such as the seeds of a `vmap`.
 
         Lanes with different numbers of rows, or different steps, are aligned by step,
-        and the points are sorted by it. If a lane has several rows with one step, the
-        first ones of all lanes are one point, the second ones another. Keys without
-        steps are aligned by position. Keys without a time axis have one point.
+        and the points are sorted by it. If lanes have several rows with the same step,
+        their first rows form one point, their second rows another. Keys without steps
+        are aligned by position. Keys without a time axis have one point.
 
-        Only finite values count; a warning says if there are others. `count` is the
-        number of lanes that a point has. Statistics of no values, and `std`, `sem` and
-        `ci` of a single one, are NaN.
+        Only finite values count; a warning reports others. `count` is the number of
+        lanes that a point has. Statistics of no values, and `std`, `sem` and `ci` of a
+        single value, are NaN.
 
         Args:
             *statistics: `mean`, `median`, `iqm` (the mean of the middle half), `std`
@@ -434,12 +433,12 @@ class logdict(MetadataDict):
             *keys: the keys, by name or pattern; by default all scalar keys with a time
                 axis.
             x: the name of the step to plot over; by default the first step.
-            band: draws the mean over lanes and a band, with the lines of single lanes
-                faint behind: `"ci"` (a 95 % confidence interval of the mean), `"std"`,
+            band: draws the mean over lanes and a band, over lighter lines of the single
+                lanes: `"ci"` (a 95 % confidence interval of the mean), `"std"`,
                 `"sem"`, `"range"` (from the minimum to the maximum), or `"iqr"` (the
                 median and the quartiles). As for `over_lanes`, lanes are aligned by
-                step, and only finite values count; the legend says how many lanes
-                there are.
+                step, and only finite values count; the legend says how many lanes there
+                are.
             logx: whether the x-axis is logarithmic.
             logy: whether the y-axis is logarithmic.
 

@@ -1,4 +1,4 @@
-"""The dict below `logdict`: values, with steps, masks and axes for each key."""
+"""The base class of `logdict`: values, with steps, masks and axes for each key."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ class MetadataDict(dict[str, Any]):
     def dropped(self) -> dict[str, Any]:
         """How many rows were dropped, for the keys with a `capacity`.
 
-        `compact`, which an eager call includes, warns of them and clears this.
+        `compact`, which an eager call includes, warns about them and clears this.
         """
         return self._present(self._metadata.dropped)
 

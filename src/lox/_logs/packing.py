@@ -15,11 +15,11 @@ _RESULT_AND_VALUES = 2
 class Packing:
     """Packs the logs that a compiled program returns.
 
-    JAX creates in C++ what a program returns, except for logdicts, for which it calls
-    Python. That takes longer than to create the logdict afterwards. So the program
-    returns its result, a dict of the values, and as many `None` as it takes to find the
-    layout of the logs by the length of this tuple. If there are steps, there is a tuple
-    of the values and the steps instead of the values.
+    JAX creates the results of a program in C++, except for logdicts, for which it calls
+    Python. That takes longer than creating the logdict afterwards. So the program
+    returns its result, a dict of the values, and a number of `None`s, so that the
+    length of this tuple identifies the layout of the logs. If there are steps, there is
+    a tuple of the values and the steps instead of the values.
     """
 
     def __init__(self) -> None:

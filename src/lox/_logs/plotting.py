@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Band = Literal["ci", "std", "sem", "range", "iqr"]
 BANDS: tuple[Band, ...] = get_args(Band)
 
-# how many lanes have a line of their own, and how many are named in the legend
+# how many lanes have their own line, and how many are named in the legend
 _MAX_LINES, _MAX_NAMED = 200, 10
-# of the x-axis of a figure with bands; more than it has pixels
+# intervals of the x-axis of a figure with bands; more than it has pixels
 _INTERVALS = 1000
 
 
@@ -39,7 +39,7 @@ class Drawing(NamedTuple):
         label: the label of the x-axis.
         x: the points of the line in the middle.
         middle: the mean or the median of the lanes.
-        complete: which points have all lanes that any point has.
+        complete: which points have the maximum number of lanes.
         counts: the number of lanes at each point.
         banded: the indices of the points where the band is computed.
         low: the lower end of the band at these points.

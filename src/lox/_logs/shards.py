@@ -1,4 +1,4 @@
-"""Logs whose arrays are spread over the processes of a job: the part of this process.
+"""The part of this process of logs whose arrays are spread over the processes of a job.
 
 No process has all of such an array, and lox does not gather it. Each device is a lane,
 as in the logs that a `shard_map` delivers: its rows are its shards of the arrays, and
@@ -32,7 +32,7 @@ class LocalLogs(NamedTuple):
 
     Attributes:
         own: the keys that are complete in this process.
-        shared: of these, the keys that another, earlier process has as well.
+        shared: those of the complete keys that an earlier process has as well.
         lanes: the rows of the keys that are not complete, per lane.
     """
 
@@ -54,7 +54,7 @@ def local_logs(logs: logdict, caller: str) -> LocalLogs:
         logs: the logs.
         caller: the calling function, for messages.
     """
-    # at once for all keys: most logs have no such arrays, and this is a hot path
+    # one check for all keys: most logs have no such arrays, and this is a hot path
     if not any(map(_is_global, leaves_of(dict(logs)))):
         return LocalLogs(logs, frozenset(), [])
     global_arrays = {
@@ -106,8 +106,8 @@ def _lanes(name: str, key: Key, caller: str) -> Iterator[tuple[int, Key]]:
     if any(other != numbers for other in others):
         raise LoxValueError(
             f"{caller}: the arrays of {name!r} are spread over the processes of the "
-            "job in different ways, so that its shards are not rows. Log each array "
-            "under a name of its own, or gather them first: "
+            "job in different ways, so its shards are not rows. Log each array "
+            "under a separate name, or gather them first: "
             "`jax.experimental.multihost_utils.process_allgather`."
         )
     # replicas of a shard are the same rows

@@ -39,8 +39,8 @@ def _sliced(name: str, key: Key, index: Any) -> Key | None:
         return None
     if compact.mask is not None:
         raise LoxValueError(
-            f"the rows of {name!r} happened at different times in different lanes, so "
-            "that they have no common positions. Take `logs.lanes()` first."
+            f"different lanes of {name!r} logged different rows, which have no common "
+            "positions. Slice each of `logs.lanes()` instead."
         )
     new = compact.arrays(lambda array, axis: index_axis(array, index, axis))
     if isinstance(index, slice):

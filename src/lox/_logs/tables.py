@@ -31,7 +31,7 @@ class Table:
             time.
         scalars: those that a tracker shows as numbers.
         histograms: those that a tracker shows as histograms of their values.
-        binned: those that are histograms already: their counts and their bin edges.
+        binned: those that are already histograms: their counts and their bin edges.
         images: those that a tracker shows as images.
         lane: the lane of all rows, if they were split by it.
     """
@@ -123,7 +123,7 @@ def _lanes(keys: dict[str, Key]) -> Iterator[dict[str, Key]]:
 
 
 def unique_name(name: str, taken: set[str]) -> str:
-    """Makes a name different from those `taken`, adds it there, and makes it UTF-8."""
+    """A valid UTF-8 name that differs from those in `taken`, to which it is added."""
     name = name.encode("utf-8", "backslashreplace").decode()
     while name in taken:
         name += "_value"

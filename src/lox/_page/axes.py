@@ -16,7 +16,7 @@ _MAX_ARRAYS = 8
 
 
 class CommonSteps:
-    """The steps of segments, with one array for all segments that have the same.
+    """The steps of segments, with one array for all segments that have the same steps.
 
     All seeds of an experiment usually log at the same steps, and so do all keys of a
     run. The arrays are ascending, without repeats. Only a few are kept, so the memory
@@ -57,6 +57,6 @@ class CommonSteps:
         return any(x is array for array in self._arrays)
 
     def forget_unused(self) -> None:
-        """Drops the arrays of segments that have grown meanwhile."""
+        """Drops the arrays of segments that have grown since."""
         used = {id(x) for found in self._of_segment.values() for x in found.values()}
         self._arrays = [array for array in self._arrays if id(array) in used]

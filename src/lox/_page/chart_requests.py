@@ -31,7 +31,7 @@ class Request:
         buckets: the maximum number of points, about the width in pixels.
         per_octave: the number of points per octave, where a logarithmic axis needs
             more.
-        after: to extend a chart, the limit from which on it is needed.
+        after: to extend a chart, the bucket limit to start from.
         width: to extend a chart, the width of its buckets.
     """
 

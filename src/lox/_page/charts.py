@@ -52,7 +52,7 @@ def charts(
     if request.after is None:
         lanes = [_between(lane, request) for lane in full]
         lanes = [lane for lane in lanes if len(lane.x)]
-    else:  # the page must see new runs, also those without rows so late
+    else:  # the page must see new runs, even those without rows in this range
         lanes = [_between(lane, request) for lane in lanes]
     table = LaneTable(lanes, request)
     common = {
@@ -150,7 +150,7 @@ def _is_unordered(lane: Lane, after: float) -> bool:
 
 
 def _ascending(lane: Lane) -> Lane:
-    """Sorts rows by `x`; those with the same one stay in their order."""
+    """Sorts rows by `x`; rows with the same `x` keep their order."""
     x, values = lane.x, lane.values
     known = np.isfinite(x)
     if not known.all():

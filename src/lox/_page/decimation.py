@@ -17,7 +17,7 @@ PER_OCTAVE = 12
 
 
 def bucket_width(low: float, high: float, buckets: int) -> float:
-    """A width with which at most this many buckets cover a range: short in binary."""
+    """A width, short in binary, with which at most this many buckets cover a range."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return 0.0

@@ -1,7 +1,7 @@
-"""How much of a store fits into one file; the page of a large one says what it lacks.
+"""Decides how much of a store fits into one file; the page says what is left out.
 
 First curves become coarser, then there is only one grouping, then only some of the
-single runs remain beside the statistics of all, and at last only some of the keys.
+single runs are shown (statistics still include all), and finally only some of the keys.
 """
 
 import json
@@ -19,7 +19,7 @@ from .source import StoreSource
 MIN_BUCKETS = 48
 _FEWEST_BUCKETS = 12
 _MAX_AXES = 3
-# compressed and in Base64, by what stores of random numbers take
+# compressed and in Base64; measured with stores of random numbers
 _LANE_BYTES, _GROUP_BYTES, _BLOCK_BYTES = 10.5, 75.0, 600.0
 # the short buckets near zero are about a third more
 _MORE_BUCKETS = 1.35
@@ -46,11 +46,11 @@ class Plan(NamedTuple):
 
 
 def plans(index: dict[str, Any], axes: list[str]) -> Iterator[Plan]:
-    """What a file may contain, from everything to less and less."""
+    """What a file may contain: first everything, then less and less."""
     groupings = [found["id"] for found in index["groupings"] if found["groups"]]
     keys = len(scalars(index))
     plan = Plan(DEFAULT_BUCKETS, 1.0, groupings, axes, keys)
-    if TIME not in axes:  # the time is there if it takes nothing from the other axes
+    if TIME not in axes:  # the time must not take space from other axes
         yield plan._replace(axes=[*axes, TIME])
     for buckets in _fewer(DEFAULT_BUCKETS, 2 * MIN_BUCKETS):
         yield plan._replace(buckets=buckets)
@@ -175,7 +175,7 @@ def thinned(data: dict[str, Any], share: float) -> list[int]:
     count = len(lanes["runs"])
     if share == 1:
         return list(range(count))
-    # not every second one, say, which may all be of the same group
+    # not every second lane, for example, which may all be in the same group
     shuffled = np.random.default_rng(0).permutation(count)
     kept = np.sort(shuffled[: math.ceil(count * share)]).tolist()
     data["omitted"] = count - len(kept)

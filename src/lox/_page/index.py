@@ -43,7 +43,7 @@ def _describe_groupings(source: StoreSource) -> dict[str, Any]:
     offered = offered[:1] + [
         grouping for grouping in offered[1:] if not _separates(grouping["groups"])
     ]
-    # each run by itself, which the page does without our help
+    # each run as a group, which the page itself does
     offered.append({"id": "@run", "title": "each run", "groups": []})
     return {
         "config": source.config_keys(),
@@ -53,7 +53,7 @@ def _describe_groupings(source: StoreSource) -> dict[str, Any]:
 
 
 def _separates(groups: list[Any]) -> bool:
-    """Whether each of several runs is a group of its own."""
+    """Whether each of several runs is a separate group."""
     return len(groups) > 1 and all(len(runs) == 1 for _, runs in groups)
 
 

@@ -13,7 +13,7 @@ from .statistics import Mean, band_of, mean_of
 
 Array = np.ndarray[Any, Any]
 
-MAX_EXACT = 4096  # the points of a curve of which all intervals are computed
+MAX_EXACT = 4096  # the maximum length of curves for which all intervals are computed
 _MAX_LIMITS = 2**16
 _MIN_BINS = 8
 _MAX_RESAMPLED = 256  # columns at a time
@@ -32,8 +32,8 @@ class Lane(NamedTuple):
 class LaneTable:
     """Lanes with a common x-axis, split into buckets.
 
-    Its columns are the points of `logs.over_lanes`: if a lane has several rows with the
-    same step, the first ones of all lanes are one point, the second ones another.
+    Its columns are the points of `logs.over_lanes`: if lanes have several rows with the
+    same step, their first rows form one point, their second rows another.
 
     If the lanes have few values of `x` in common, each bucket is one point: the mean of
     a lane's rows in it.
@@ -68,7 +68,7 @@ class LaneTable:
         elif self.binned or len(x) > buckets or request.width:
             low, high = float(x[0]) if len(x) else 0.0, float(x[-1]) if len(x) else 0.0
             if request.width is None:
-                # the requested range, not that of the rows beside it
+                # the requested range, without the row on each side of it
                 span = (
                     low if request.low is None else max(low, request.low),
                     high if request.high is None else min(high, request.high),
@@ -229,8 +229,8 @@ class LaneTable:
     ) -> tuple[Array, Array]:
         """The lowest and highest limit of the bootstrap intervals in each bucket.
 
-        Resampling every row of a long curve would take seconds: of these, each limit is
-        computed where it is the most extreme by the standard error.
+        Resampling every row of a long curve would take seconds, so each limit is
+        computed only where the standard error says that it is most extreme.
         """
         if lanes.shape[1] <= MAX_EXACT:
             low, high = _intervals_of(lanes, finite, mean)
@@ -282,7 +282,7 @@ def _nth(x: Array) -> Array:
 
 
 def _have_little_in_common(every: list[Array], x: Array) -> bool:
-    """Whether lanes have values of `x` at the same time, but seldom the same ones.
+    """Whether lanes overlap along `x`, but seldom have the same values of `x`.
 
     Args:
         every: the values of each lane.

@@ -25,7 +25,8 @@ def media(
 ) -> dict[str, Any]:
     """The histograms or images of one key, by run, to be packed.
 
-    Of many rows, evenly spaced ones are taken, with the first and the last.
+    If there are many rows, evenly spaced ones are taken, including the first and the
+    last.
     """
     found: list[dict[str, Any]] = []
     problems = []
@@ -54,11 +55,11 @@ def _axis(signal: Signal) -> str | None:
     return next(iter(signal.steps), None)
 
 
-def _chosen(count: int, most: int) -> Array:
+def _chosen(count: int, limit: int) -> Array:
     """Evenly spaced positions, with the first and the last one."""
-    if count <= most:
+    if count <= limit:
         return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
 
 
 def _histograms(signal: Signal) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def _histograms(signal: Signal) -> dict[str, Any]:
     edges = read_rows(signal.edges, axis)[0]
     order = np.argsort(np.asarray(counts.x, np.float64), kind="stable")
     rows = order[_chosen(len(order), MAX_HISTOGRAMS)]
-    with np.errstate(over="ignore"):  # what is too large is infinite
+    with np.errstate(over="ignore"):  # numbers that are too large become infinite
         return {
             "axis": axis or ROW,
             "rows": len(order),

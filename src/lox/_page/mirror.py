@@ -1,7 +1,7 @@
 """A local copy of a store at a URL, which the page reads as it reads any other store.
 
-Runs are copied as `lox sync` does: of a run that grows, only what is new is fetched. To
-find what has changed, all files of the store are listed, and nothing is read.
+Runs are copied as by `lox sync`: only new data of a growing run is fetched. To find
+changes, all files of the store are listed, without reading them.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from lox._store.locations import Location
 from lox._store.remote_files import open_url
 from lox._store.runs import is_run
 
-# The pause between two looks at the store: at least so many seconds, and so many times
-# as long as the last one took.
+# The pause between two updates: at least this many seconds, and at least this many
+# times the duration of the last update.
 _MIN_SECONDS, _PAUSE = 5.0, 4.0
-_STORE = "/"  # the name of problems that are not those of a run
+_STORE = "/"  # the key of problems that do not belong to a run
 
 
 class Mirror:
@@ -77,7 +77,7 @@ class Mirror:
             del self._copies[name]
 
     def _list(self) -> dict[str, dict[str, str]]:
-        """The files of each run, with what tells whether they have changed.
+        """The files of each run, with data that shows whether they have changed.
 
         A single run has no name.
         """
@@ -135,7 +135,7 @@ class Mirror:
 
 
 def _set_times(source: Location, target: pathlib.Path) -> None:
-    """Sets when the files of open writers were written, by which stale ones are found.
+    """Sets the modification times of the files of open writers, to detect stale runs.
 
     The process that writes them usually belongs to another machine.
     """

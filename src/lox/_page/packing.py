@@ -49,7 +49,7 @@ def embed(data: bytes) -> str:
 
 
 def narrow(values: Any) -> Any:
-    """Rounds computed numbers to 32 bits, if nobody could see the difference."""
+    """Rounds computed numbers to 32 bits, if the difference would not be visible."""
     wide = np.asarray(values, np.float64)
     finite = wide[np.isfinite(wide)]
     if finite.size:

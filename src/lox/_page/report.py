@@ -32,11 +32,11 @@ from .signals import SCALAR
 from .source import StoreSource
 from .summary import summary_table
 
-# The data of a report takes at most about this many bytes; of larger stores, there is
-# less. Each point of a curve is still the smallest or largest value of its bucket.
+# The data of a report takes at most about this many bytes; for larger stores, it is
+# reduced. Each point of a curve is still the smallest or largest value of its bucket.
 MAX_BYTES = 9_500_000
 _MEDIA_SHARE = 0.25
-# Charts are computed again if they turn out to take less of the space.
+# Charts are computed again, in more detail, if they use only this share of the space.
 _MIN_USED, _MAX_ATTEMPTS = 0.6, 4
 _MAX_MEDIA_RUNS = 8
 
@@ -147,7 +147,7 @@ def static_content(
 def _fitting_charts(
     source: StoreSource, index: dict[str, Any], axes: list[str], max_bytes: int
 ) -> tuple[Plan, dict[str, Any], list[tuple[str, str]]]:
-    """As much of the charts as fits; if nothing does, the least that there is.
+    """As much of the charts as fits; if nothing fits, the smallest version.
 
     The first estimate may be wrong by a factor, which is known after the first attempt.
     """
@@ -167,7 +167,7 @@ def _fitting_charts(
         if size <= max_bytes or i == last:
             best, found = i, (possible[i], names, blocks)
             factor = 1.2 * ratio
-            if size > _MIN_USED * max_bytes:  # more would not be worth the time
+            if size > _MIN_USED * max_bytes:  # not worth another attempt
                 break
         else:
             least, factor = i + 1, 1.05 * ratio
@@ -189,7 +189,7 @@ def _charts(
 def _extra_axes(
     source: StoreSource, index: dict[str, Any], names: Sequence[str]
 ) -> list[str]:
-    """The x-axes that names mean; raises if there are none."""
+    """The x-axes with these names; raises if one does not exist."""
     known = {name for run in source.runs.values() for name in run.signals}
     unknown = [name for name in names if name not in known and name not in TIMES]
     if unknown:
@@ -201,7 +201,7 @@ def _extra_axes(
         for name in names:
             if name in TIMES:
                 raise LoxValueError(
-                    f"these runs have no times of their rows for {name!r}: an older "
+                    f"the rows of these runs have no times for {name!r}: an older "
                     "version of lox has written them, or they were imported."
                 )
     return [name if name in TIMES else KEY + name for name in dict.fromkeys(names)]

@@ -1,4 +1,4 @@
-"""The questions that a page asks its server, checked."""
+"""Parses and checks the requests that a page sends to its server."""
 
 import math
 import re

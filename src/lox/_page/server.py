@@ -1,9 +1,8 @@
 """`serve`: the page of a store that is being written, for the browser of this machine.
 
 Only data of the store is readable: requests name keys and numbers of runs, never files.
-The server answers GET and HEAD, for its own host name, so that a web page that makes
-its own name point to this address learns nothing. Other addresses than the loopback
-need a token.
+The server answers GET and HEAD, for its own host name, so that another web page cannot
+read anything by DNS rebinding. Addresses other than the loopback need a token.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ _MAX_CONNECTIONS = 64
 _MAX_COMPUTING = 2
 _IDLE_SECONDS = 30.0
 _POLL_SECONDS = 0.1  # how long Ctrl-C may take
-_LOOK_SECONDS = 0.1  # how often the store is looked at, however many pages ask
+_POLL_SECONDS = 0.1  # how often the store is checked, however many pages ask
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
@@ -70,8 +69,8 @@ def serve(
     Args:
         store: the directory or URL of a store, or of a single run. The store may still
             be empty.
-        host: the address to listen at. For another address than the loopback, the
-            browser must know a token, which is part of the printed URL.
+        host: the address to listen on. For an address other than the loopback, the
+            browser needs a token, which is part of the printed URL.
         port: the port; 0 for any that is free.
         token: the token; by default, a random one if the address needs one.
         ready: is called with the URL; by default, it is printed.
@@ -120,14 +119,14 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     Args:
         store: the directory or URL of a store, or of a single run.
-        host: the address to listen at.
+        host: the address to listen on.
         port: the port; 0 for any that is free.
         token: the token; None for none at the loopback, and a random one elsewhere.
         refresh: after how many seconds a page asks for what is new.
 
     Attributes:
         url: where the page is, with the token if there is one.
-        interrupted: whether `serve_forever` shall raise a `KeyboardInterrupt`.
+        interrupted: whether `serve_forever` should raise a `KeyboardInterrupt`.
     """
 
     daemon_threads = True
@@ -148,7 +147,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         self.source = StoreSource(store)
         self._lock = threading.Lock()
         self._looked = time.monotonic()
-        # more at once would only take more memory
+        # more in parallel would only take more memory
         self._computing = threading.BoundedSemaphore(_MAX_COMPUTING)
         self._open: set[Any] = set()
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
@@ -159,7 +158,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             self.source.close()
             raise LoxValueError(
-                f"cannot listen at {host}, port {port}: {error}. Pass another "
+                f"cannot listen on {host}, port {port}: {error}. Pass another "
                 "`port` (`--port` of the command), or 0 for one that is free."
             ) from error
         self.source.follow()
@@ -172,7 +171,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def allows_host(self, header: str | None) -> bool:
         """Whether a request is for this server, by its `Host` header."""
-        if self.token is not None:  # which a foreign page does not have
+        if self.token is not None:  # which another web page does not have
             return header is not None
         if header is None:
             return False
@@ -265,7 +264,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= _LOOK_SECONDS:
+        if now - self._looked >= _POLL_SECONDS:
             self._looked = now
             self.source.refresh()
 
@@ -346,7 +345,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(status.NOT_FOUND, text=str(error))
         except (LoxError, StoreError, OSError) as error:
             return self._send(status.SERVICE_UNAVAILABLE, text=str(error))
-        except Exception as error:  # a mistake of ours: the page and stderr say so
+        except Exception as error:  # a bug in lox: reported on the page and on stderr
             self.server.handle_error(self.request, self.client_address)
             text = f"{type(error).__name__}: {error}"
             return self._send(status.INTERNAL_SERVER_ERROR, text=text)

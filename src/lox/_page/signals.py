@@ -1,4 +1,4 @@
-"""What a run has to show: scalars, histograms and images, and how to read them."""
+"""The scalars, histograms and images that a run can show, and how to read them."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ SCALAR, HISTOGRAM, IMAGE = "scalar", "histogram", "image"
 CLOCK = "#clock"  # the x-axis of the times at which rows were written
 _COUNTS, _EDGES = "/counts", "/edges"
 _MIN_IMAGE_SIDE = 4
-# the first look for the end of a growing file; doubled until it is found
+# how much is read first to find the end of a growing file; doubled until it is found
 _TAIL_ROWS = 256
 
 
@@ -74,7 +74,7 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """One thing that a run logs over time.
+    """One scalar, histogram or image that a run logs over time.
 
     Attributes:
         name: the key, and the path of the leaf in it.
@@ -208,7 +208,7 @@ def read_rows(
     """
     firsts = [0] * len(leaves)
     counts_rows = x is None and across is None
-    # of each lane, only those that it has logged, as `logs.over_lanes` does
+    # for each lane, only the rows that it has logged, as in `logs.over_lanes`
     counts_by_lane = counts_rows and any(map(_has_own_rows, leaves))
     can_skip = across is None and not counts_by_lane and _are_in_order(leaves)
     if after is not None and can_skip:
@@ -360,7 +360,8 @@ def _are_in_order(leaves: Sequence[Leaf]) -> bool:
 def _first_needed(leaves: Sequence[Leaf], x: str | None, after: float) -> list[int]:
     """The first row to read of each part, to get all rows with at least this `x`.
 
-    Looks from the end of the files, so that following a long run costs what is new.
+    Searches from the end of the files, so that the cost of following a long run depends
+    only on the new rows.
     """
     found = []
     before = 0  # rows of the parts before

@@ -26,7 +26,7 @@ from .mirror import Mirror
 from .signals import HISTOGRAM, IMAGE, SCALAR, Leaf, Signal, as_numbers, signals_of
 
 _MAX_PROBLEMS = 20
-# how often the processes of running runs are looked for
+# how often to check whether the processes of running runs still exist
 _STATUS_SECONDS = 3.0
 
 
@@ -37,7 +37,7 @@ class RunSource:
         number: the number of the run on the page.
         run: its description.
         config: its config, with paths as keys.
-        signals: what it has to show, by name.
+        signals: what it can show, by name.
         rows: the number of its rows.
         status: whether it is running, or how it has ended.
         version: the version of the store in which it last changed.
@@ -72,7 +72,7 @@ class RunSource:
 
 
 def _last(signal: Signal) -> float | None:
-    """The last value of a scalar; of several lanes, the mean of those that logged."""
+    """The last value of a scalar; with several lanes, the mean of those that logged."""
     try:
         leaf = _last_leaf(signal.leaves)
         last = leaf.segment.count - 1
@@ -153,7 +153,7 @@ class StoreSource:
         return self.path.resolve().name or str(self.path)
 
     def follow(self) -> None:
-        """Lets `refresh` find what is new at a URL, until `close`."""
+        """Makes `refresh` find new data at a URL, until `close`."""
         if self._mirror is not None:
             self._mirror.follow()
 
@@ -229,7 +229,7 @@ class StoreSource:
             try:
                 run = RunSource(number, Run(path), self.version)
             except StoreError as error:
-                if not _is_run(path):  # it was removed meanwhile
+                if not _is_run(path):  # it was removed
                     return None, []
                 return None, [f"A run is left out: {error}"]
         return run, [str(warning.message) for warning in caught]
@@ -279,7 +279,7 @@ class StoreSource:
 def _has_ended(run: Run) -> bool:
     try:
         return run.status != "running"
-    except (StoreError, OSError):  # it was removed meanwhile
+    except (StoreError, OSError):  # it was removed
         return False
 
 

@@ -60,7 +60,7 @@ def number_like(number: Any, x: Any) -> Any:
     """A number of events as a divisor, in the dtype of `x`."""
     jax, dtype = imported_jax(), x.real.dtype
     if isinstance(number, int):
-        # XLA replaces division by a constant by multiplication, which rounds twice
+        # XLA replaces division by a constant with multiplication, which rounds twice
         return jax.lax.optimization_barrier(jax.numpy.asarray(number, dtype))
     # for no events, the result is not used, but `jax_debug_nans` would report it
     return jax.numpy.maximum(number, 1).astype(dtype)

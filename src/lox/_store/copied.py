@@ -1,4 +1,4 @@
-"""The list of what has been copied so far of a writer, in the copy of a run.
+"""The list of what has been copied so far from a writer, in the copy of a run.
 
 Files are copied one after the other. Without the list, which is replaced as a whole, a
 reader of the copy could see events of one file without earlier ones of another. The
@@ -19,7 +19,7 @@ class CopiedSegment(NamedTuple):
     Attributes:
         records: the number of records.
         places: the number of places.
-        closed: the number of records that the header of the file says; 0 if none.
+        closed: the number of records in the header of the file; 0 if it has none.
     """
 
     records: int = 0

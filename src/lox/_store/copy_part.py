@@ -1,8 +1,8 @@
 """Copies what one process has written of a run.
 
-All files of a writer but the list of what has been copied may be ahead of that list,
-which is written last. A copy that is interrupted between any two operations is that of
-an earlier moment.
+The list of what has been copied is written last, so the other files of a writer may be
+ahead of it. A copy that is interrupted between any two operations shows an earlier
+state of the run.
 """
 
 import re
@@ -33,9 +33,9 @@ from .times import TIMES
 
 # how many times a part may be replaced while it is copied
 _MAX_ATTEMPTS = 10
-# Where files cannot be appended to, they are sent again as a whole, while their run is
-# followed only if they have grown by this factor. So what is sent in all is at most
-# five times their final size.
+# Where files cannot be appended to, they are sent again as a whole; while a run is
+# followed, only if they have grown by this factor. So at most five times their final
+# size is sent in total.
 _MIN_GROWTH = 1.25
 # the names that a copy consists of
 _OURS = re.compile(re.escape(RUN_FILE)), WRITER_FILE, PART, SEGMENT_FILE
@@ -65,7 +65,7 @@ class PartCopy:
         self._is_first = is_first
         self._overwrite = overwrite
         self._follows = follows
-        # the sizes of writers when they were last looked at
+        # the sizes of writers at the last update
         self._sizes: dict[str, int] = {}
 
     def update(self, exists: bool, sent: Sent) -> bool:
@@ -87,7 +87,7 @@ class PartCopy:
             except (OSError, StoreError):
                 if content_of(description) == content:
                     raise
-            exists = True  # and again, as the run was replaced meanwhile
+            exists = True  # try again: the run was replaced
         raise StoreError(
             f"{self._source} was replaced again and again while it was copied."
         )
@@ -125,8 +125,9 @@ class PartCopy:
     def _remove_without_rows(self, name: str) -> None:
         """Removes a writer that was closed without rows, and is gone from the source.
 
-        Otherwise the copy would seem to be running. Rows that are gone stay. So do the
-        writers of a machine that copies its own part of the run to the same place.
+        Otherwise the copy would seem to be running. Rows that are gone from the source
+        stay in the copy. So do the writers of other machines, which copy their own part
+        of the run to the same place.
         """
         found = _entries(self._target / name)
         files = [file for file in found if SEGMENT_FILE.fullmatch(file)]
@@ -222,7 +223,7 @@ class PartCopy:
         directory: Location,
         entries: dict[str, Entry],
     ) -> Copied:
-        """Begins a copy, or continues one that was made by other means."""
+        """Begins a copy, or continues one that another program has made."""
         copied = Copied()
         others = {x for x in entries if SEGMENT_FILE.fullmatch(x) and x != TIMES}
         try:
@@ -258,7 +259,7 @@ class PartCopy:
     def _waits(
         self, source: WrittenSegments, directory: Location, copied: Copied
     ) -> bool:
-        """Whether files that must be sent as a whole have grown too little yet."""
+        """Whether files that must be sent as a whole have not grown enough yet."""
         if not self._follows or directory.can_patch:
             return False
         total = sent = 0
@@ -266,7 +267,7 @@ class PartCopy:
             counts = copied.get(segment.number)
             total += segment.count * segment.record_size
             sent += counts.records * segment.record_size if counts else 0
-        # what does not grow any more is sent
+        # files that have stopped growing are sent
         last = self._sizes.get(directory.name)
         self._sizes[directory.name] = total
         return total < _MIN_GROWTH * sent and last != total
@@ -328,7 +329,7 @@ def _entries(directory: Location) -> dict[str, Entry]:
         # a link could lead anywhere
         if entry.kind in ("link", "other") and any(x.fullmatch(name) for x in _OURS):
             raise StoreError(
-                f"{directory / name} is not a regular file or directory, and is not "
-                "written."
+                f"{directory / name} is not a regular file or directory, so it is "
+                "not written."
             )
     return entries

@@ -127,7 +127,7 @@ class SegmentCopy:
         return CopiedSegment(source.count, places, source.closed)
 
     def find(self) -> CopiedSegment | None:
-        """What was copied by other means, if nothing lists it; None if nothing was."""
+        """What another program has copied, if nothing lists it; None if nothing."""
         if self._schema.size < 0:
             if self._records.size >= 0 or self._places.size >= 0:
                 raise DifferentRowsError
@@ -137,13 +137,13 @@ class SegmentCopy:
         size = self._records.size - self.source.position(0)
         records = max(size, 0) // self.source.record_size
         places = max(self._places.size, 0) // PLACE.itemsize
-        # as if its header were not up to date, so that it is sent
+        # treated as if its header were out of date, so that it is sent
         found = CopiedSegment(records, places, closed=0)
         self._compare(found)
         return found
 
     def is_complete(self) -> bool:
-        """Whether it has the files of a finished segment, by their sizes."""
+        """Whether the sizes of its files are those of a finished segment."""
         source, places = self.source, self._places.size
         if self._schema.size != source.path.size():
             return False

@@ -1,4 +1,4 @@
-"""Copies the runs of a store to another place: what `lox sync` does."""
+"""Copies the runs of a store to another place, for `lox sync`."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ class Report:
         runs: the runs of which something was sent.
         files: how many files were written.
         byte_count: how many bytes were written.
-        unfinished: the runs that are still written, or were never finished.
+        unfinished: the runs that are still being written, or were never finished.
         skipped: the directories that were not copied, with the reason.
         errors: the runs that could not be copied, with the reason.
     """
@@ -76,7 +76,7 @@ class StoreCopy:
             raise StoreError(f"{self._source} cannot be copied to itself.")
         if is_run(self._target):
             raise StoreError(
-                f"{self._target} is a run, and a copy is a store: a directory of runs."
+                f"{self._target} is a run, but a copy is a store: a directory of runs."
             )
         is_single = is_run(self._source)
         found = [self._source] if is_single else run_directories(self._source)
@@ -124,12 +124,12 @@ class StoreCopy:
 
 
 def _absolute(path: Path) -> Location:
-    """So that a run has a name, even if its path is `.`."""
+    """The absolute path, so that a run has a name even if its path is `.`."""
     return location_of(path if is_url(path) else os.path.abspath(path))
 
 
 def _identity(location: Location) -> str:
-    """The same for all ways to name a local directory."""
+    """A value that is the same for all paths of one local directory."""
     path = re.sub("^(file|local)://", "", str(location))
     return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 

@@ -1,4 +1,4 @@
-"""Copies the times of rows, which need not be those of the copied rows only."""
+"""Copies the times of rows, which may include rows that are not copied yet."""
 
 from collections.abc import Mapping
 
@@ -48,7 +48,7 @@ class TimesCopy:
         if target.can_patch and ENTRY.itemsize <= known < end:
             last = known // ENTRY.itemsize * ENTRY.itemsize
             before = last - ENTRY.itemsize, ENTRY.itemsize
-            if target.read(*before) == source.read(*before):  # else of another run
+            if target.read(*before) == source.read(*before):  # else another run
                 start = last
         if start == 0 and known > end:
             target.remove()

@@ -112,7 +112,7 @@ def create_run(
 
 
 def _check_still_alone(path: pathlib.Path, remedy: str, job: str | None) -> None:
-    """Checks a new run again: of two jobs that begin at once, one sees the other."""
+    """Checks a new run again: if two jobs begin together, one sees the other."""
     try:
         _check_job(path, remedy, job)
     except StoreError:
@@ -147,8 +147,8 @@ def _overwrite(
 ) -> Writer:
     """Creates a run, and replaces the one that is there, if any.
 
-    If several processes do so at once, the writer with the highest number keeps the
-    run; the others find their directories removed.
+    If several processes do so at the same time, the writer with the highest number
+    keeps the run; the others find their directories removed.
     """
     while True:
         replaces = _has_run(check_run(path, "w"))

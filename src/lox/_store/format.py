@@ -71,7 +71,7 @@ def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> list[tuple[int, 
 def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
     """Writes a JSON file atomically, with a checksum.
 
-    A file that replaces another one is flushed to the disk first. If the machine
+    A file that replaces another one is flushed to disk first. If the machine
     crashes shortly after, a new one may be lost, or be left empty (`is_empty`).
 
     Args:
@@ -84,7 +84,7 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
     if excess:  # `read_json` would refuse it
         raise StoreError(
             f"{display_path(path)} cannot be written: it would have {excess}. Save "
-            "large arrays in separate files, and not in a config."
+            "large arrays in separate files, not in a config."
         )
     name = os.fspath(path)
     temporary = temporary_name(name)
@@ -107,7 +107,7 @@ def write_json(path: pathlib.Path, content: Any, new: bool = False) -> None:
 def format_json(content: Any) -> bytes:
     """The bytes of a JSON file, with a checksum."""
     plain = json.dumps(content)
-    # as it will be read: integer keys become strings, which sort differently
+    # as it will be read: integer keys become strings, which are sorted differently
     crc = _checksum(json.loads(plain))
     return f'{{"crc32": {crc}, "content": {plain}}}'.encode()
 
@@ -170,7 +170,7 @@ def read_json(path: pathlib.Path | Location) -> dict[str, Any]:
 
 
 def read_json_bytes(path: Location) -> bytes:
-    """The bytes of a JSON file, or more than any valid one has."""
+    """The bytes of a JSON file, or the first bytes of one that is too large."""
     try:
         return path.read(0, _MAX_JSON_BYTES + 1)
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def parse_json(raw: bytes, path: Location) -> dict[str, Any]:
     """
     try:
         if not raw:
-            raise _damaged(path, "it is empty, perhaps since a crash of the machine")
+            raise _damaged(path, "it is empty, perhaps after a crash of the machine")
         excess = _excess(raw)
         if excess:
             raise _damaged(path, f"it has {excess}, unlike any file written by lox")
@@ -212,7 +212,7 @@ def parse_json(raw: bytes, path: Location) -> dict[str, Any]:
         raise _damaged(path, "it has no format version")
     if version > VERSION:
         raise StoreError(
-            f"{path} has the format version {version}, and this version of lox reads "
+            f"{path} has the format version {version}, but this version of lox reads "
             f"formats up to {VERSION}. Update jax-lox to read it."
         )
     return content
@@ -223,7 +223,7 @@ def _excess(text: bytes) -> str:
 
     Takes memory in proportion to the size of the text, whatever its content.
     """
-    if len(text) < _MAX_JSON_DEPTH:  # too short for any excess
+    if len(text) < _MAX_JSON_DEPTH:  # too short to exceed a limit
         return ""
     if len(text) > _MAX_JSON_BYTES:
         return f"more than {_MAX_JSON_BYTES} bytes"

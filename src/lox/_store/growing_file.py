@@ -23,7 +23,7 @@ class GrowingFile:
     """A new file to append to.
 
     It must not exist yet: an existing file belongs to another writer. It is unbuffered,
-    so that what was written survives if the process is killed.
+    so that written data survives if the process is killed.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -82,7 +82,7 @@ class GrowingFile:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            _open_files.make_room(limit=0)  # other code has used up the limit
+            _open_files.make_room(limit=0)  # other code has reached the limit
             self.handle = io.FileIO(self.path, mode)
         _open_files.add(self)
         return self.handle

@@ -50,7 +50,7 @@ def write_imported(run: ImportedRun, store: pathlib.Path, replace: bool) -> None
     if os.path.lexists(target) and not replace:
         raise StoreError(f"a run already exists at {target}; `--force` replaces it.")
     if os.path.lexists(target) and not os.path.lexists(target / RUN_FILE):
-        raise StoreError(f"{target} exists, and is not a run.")
+        raise StoreError(f"{target} exists, but is not a run.")
     new = store / f".{run.name}.{secrets.token_hex(4)}{TEMPORARY}"
     try:
         _write(run, new)
@@ -72,7 +72,7 @@ def _write(run: ImportedRun, path: pathlib.Path) -> None:
     description = read_json(path / RUN_FILE)
     known = {"name": run.name, "started": run.started}
     write_json(path / RUN_FILE, {**description, **known})
-    writer = Writer(path, timed=False)  # not the times of its rows
+    writer = Writer(path, timed=False)  # the times of its rows are not known
     if run.curves:
         values = {name: _array(x) for name, (_, x) in run.curves.items()}
         steps = {name: np.array(x) for name, (x, _) in run.curves.items()}

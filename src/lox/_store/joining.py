@@ -218,7 +218,7 @@ def promote(
             promoted = []
     if not promoted:
         raise StoreError(
-            f"{name!r} was written as {dtypes}, and no dtype can hold all its values. "
+            f"{name!r} was written as {dtypes}, but no dtype can hold all its values. "
             f"{_remedy(parts)}"
         )
     return promoted
@@ -227,7 +227,7 @@ def promote(
 def _form(part: KeyPart) -> Any:
     """What all parts of a key must have in common."""
     columns = [(c.shape, c.impl) for c in part.key.columns]
-    # rows inside and outside of a `vmap` are joined
+    # rows inside and outside a `vmap` are joined
     columns_of_steps = part.segment.schema.steps
     steps = sorted((name, c.shape) for name, c in columns_of_steps if name != LANE)
     return part.key.tree, columns, part.key.outer, part.key.lanes, steps

@@ -66,7 +66,7 @@ class LocalLocation:
         found = {}
         with os.scandir(self._name) as listed:
             for entry in listed:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # removed
                     status = entry.stat(follow_symlinks=False)
                     found[entry.name] = Entry(_kind(status.st_mode), status.st_size)
         return found
@@ -132,7 +132,7 @@ class LocalLocation:
         return descriptor, status
 
     def _not_regular(self) -> StoreError:
-        return StoreError(f"{self} is not a regular file, and is not read.")
+        return StoreError(f"{self} is not a regular file, so it is not read.")
 
     def modified(self) -> float:
         try:
@@ -186,7 +186,7 @@ class LocalLocation:
         descriptor = os.open(self._name, how, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise StoreError(f"{self} is not a regular file, and is not written.")
+            raise StoreError(f"{self} is not a regular file, so it is not written.")
         return os.fdopen(descriptor, "r+b")
 
     def remove(self) -> None:
@@ -228,7 +228,7 @@ def _location(name: str) -> LocalLocation:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps others out that lock the same directory; see `locked_file`."""
+    """Locks a directory against other writers that lock it; see `locked_file`."""
     if fcntl is None:
         yield
         return
@@ -242,10 +242,10 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_file(file: int | io.FileIO) -> Iterator[None]:
-    """Keeps other threads and processes out that lock the same file.
+    """Locks a file against other threads and processes that lock it.
 
     The lock ends with the process. Where files cannot be locked, as on Windows and on
-    some network file systems, nobody is kept out.
+    some network file systems, this does nothing.
     """
     if fcntl is None:
         yield
@@ -255,7 +255,7 @@ def locked_file(file: int | io.FileIO) -> Iterator[None]:
     try:
         yield
     finally:
-        # explicitly: a process that was forked meanwhile has the file open, too
+        # explicitly: a process that was forked in between has the file open, too
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
 

@@ -1,7 +1,7 @@
-"""Where the files of a store are: on this machine, or elsewhere.
+"""Locations of the files of a store: on this machine, or at a URL.
 
 Everything that reads a run, and everything that copies one, uses a `Location`, so that
-it works in both places. Writers of runs use local paths.
+it works in both cases. Writers of runs use local paths.
 """
 
 import os
@@ -170,7 +170,7 @@ def local_path(path: Path, caller: str) -> pathlib.Path:
     """The path of a directory to write to; raises for URLs."""
     if is_url(path):
         raise StoreError(
-            f"`{caller}` writes to local directories, and {path!r} is a URL. Write to "
+            f"`{caller}` writes to local directories, but {path!r} is a URL. Write to "
             "a local directory, and copy it with `lox sync`, also while it grows."
         )
     return pathlib.Path(path)

@@ -1,4 +1,4 @@
-"""Detection of lost records and files of a run.
+"""Detects lost records and files of a run.
 
 A run with a truncated file would load like a complete one with fewer records. But the
 store is redundant: the header of a closed `.npy` file has the number of its records, an
@@ -41,8 +41,8 @@ def warn_of_loss(loss: str) -> None:
 
 
 @contextlib.contextmanager
-def warnings_name(line: tuple[str, int]) -> Iterator[None]:
-    """Lets the warnings of this thread name a line of the user's code."""
+def warnings_at(line: tuple[str, int]) -> Iterator[None]:
+    """Makes the warnings of this thread name a line of the user's code."""
     token = _line.set(line)
     try:
         yield

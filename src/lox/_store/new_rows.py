@@ -1,4 +1,4 @@
-"""The rows of a run that were not read before, as it is being written."""
+"""Reads the new rows of a run while it is being written."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -41,32 +41,33 @@ class NewRows:
         # the number of records that were read of each segment
         self._read: dict[tuple[int, int, str], int] = {}
 
-    def read(self, most: int | None = None) -> list[Row]:
+    def read(self, limit: int | None = None) -> list[Row]:
         """Returns the rows since the last call, in the order of each writer.
 
         Args:
-            most: the maximum number of rows to return, the last ones; None for all.
+            limit: the maximum number of rows to return, counted from the end; None for
+                all.
         """
         rows: list[Row] = []
         writers = writers_of(self.run)
         several = any(writer.process for writer in writers)
         for writer in writers:
-            found = self._of_writer(writer, most)
+            found = self._of_writer(writer, limit)
             if several:
                 step = {PROCESS: np.int32(writer.process)}
                 found = [row._replace(steps={**row.steps, **step}) for row in found]
             rows += found
-        return rows if most is None else rows[len(rows) - min(most, len(rows)) :]
+        return rows if limit is None else rows[len(rows) - min(limit, len(rows)) :]
 
-    def _of_writer(self, writer: WrittenSegments, most: int | None) -> list[Row]:
+    def _of_writer(self, writer: WrittenSegments, limit: int | None) -> list[Row]:
         numbered: list[tuple[int, Row]] = []
         alone = len(writer.segments) == 1
         for segment in writer.segments:
             place = writer.process, writer.number, str(segment)
             start, stop = self._read.get(place, 0), segment.count
             self._read[place] = max(start, stop)
-            if most is not None:
-                start = max(start, stop - most)
+            if limit is not None:
+                start = max(start, stop - limit)
             if start < stop:
                 numbers = range(start, stop)
                 if not alone:

@@ -17,7 +17,7 @@ from .writer import Writer
 
 
 class _OpenWriters:
-    """The writers of this process; those used last stay open."""
+    """The writers of this process; the most recently used ones stay open."""
 
     _MAX_OPEN = 64
 

@@ -21,8 +21,8 @@ from lox._errors import StoreError
 from .format import VERSION, format_json, read_json
 from .locations import Location
 
-# A process that cannot be asked counts as running for as long after its last write. It
-# may be computing, or compiling, for some time between two writes.
+# A process whose state is unknown counts as running for this many seconds after its
+# last write. It may compute, or compile, for some time between two writes.
 _MAX_SILENCE = 600.0
 
 
@@ -51,9 +51,9 @@ def mark_closed(directory: pathlib.Path) -> None:
 def is_running(path: Location, last_write: Callable[[], float]) -> bool | None:
     """Whether the process of an open writer still runs; None if that is not known.
 
-    A process of another machine or container cannot be asked. It counts as running if
-    it has written something in the last ten minutes. Raises `FileNotFoundError` if the
-    writer has been closed.
+    The state of a process on another machine or in another container is unknown. It
+    counts as running if it has written something in the last ten minutes. Raises
+    `FileNotFoundError` if the writer has been closed.
 
     Args:
         path: the file that names the process.
@@ -76,7 +76,7 @@ def _runs(process: dict[str, Any]) -> bool | None:
     if process.get("host") != here["host"] or type(pid) is not int or pid < 1:
         return None
     if process.get("boot") != here["boot"]:
-        # several machines may have the same name, but not the same identity as well
+        # several machines may have the same name, but not also the same identifier
         same = here["machine"] is not None and process.get("machine") == here["machine"]
         return False if same else None
     if process.get("namespace") != here["namespace"]:
@@ -92,7 +92,7 @@ def _runs(process: dict[str, Any]) -> bool | None:
         return False
     except OSError:  # it belongs to another user, whose processes may be hidden
         return True
-    return here["started"] is None  # else it has ended, but its parent has not noticed
+    return here["started"] is None  # otherwise it is a zombie
 
 
 @functools.cache

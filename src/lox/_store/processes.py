@@ -1,7 +1,7 @@
-"""Runs of several processes: each process but the first writes a part of its own.
+"""Runs of several processes: each process but the first writes a separate part.
 
 A part is a directory inside the run, with the files of a run. No process ever writes to
-the directory of another, so that they need not agree on anything.
+the directory of another, so they need not coordinate.
 """
 
 import pathlib
@@ -21,12 +21,12 @@ def part_path(run: pathlib.Path, process: int) -> pathlib.Path:
 
 
 def parts_of(run: Location) -> dict[int, Location]:
-    """The parts of other processes than the first, by the index of the process."""
+    """The parts of all processes but the first, by the index of the process."""
     with reading(run):
         found = {number: run / name for number, name in numbered(run.names(), PART)}
     for path in found.values():
         if path.is_link():  # a link could lead anywhere
-            raise StoreError(f"{path} is a symbolic link, and is not read.")
+            raise StoreError(f"{path} is a symbolic link, so it is not read.")
     return found
 
 

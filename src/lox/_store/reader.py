@@ -15,7 +15,7 @@ from lox._source import user_line, warn
 from .format import FINISHED, RUN_FILE, WRITER, numbered, read_json
 from .joining import KeyPart, join_parts
 from .locations import Location, Path, location_of
-from .losses import Finished, warn_of_loss, warnings_name
+from .losses import Finished, warn_of_loss, warnings_at
 from .processes import first_writer, job_of, parts_of
 from .segments import Segment, WrittenSegments, names_in
 from .statuses import Status
@@ -109,9 +109,8 @@ class Run:
         - `"finished"`: its logger has finished it, or it was saved by `lox.save`.
         - `"failed"`: an exception has ended the process, see `error`.
         - `"killed"`: the process is gone, or was interrupted by a `KeyboardInterrupt`.
-        - `"stale"`: nothing was written for ten minutes, by a process on another
-          machine or in another container, which cannot be asked. It may be running or
-          killed.
+        - `"stale"`: nothing was written for ten minutes, and the process is on another
+          machine or in another container, so that it may be running or killed.
         """
         return self.summary().status
 
@@ -124,7 +123,8 @@ class Run:
     def duration(self) -> float:
         """The seconds from the start of the run to its end.
 
-        Of a run that is running, until now; of one that was killed, to its last row.
+        For a run that is still running, until now; for a killed run, until its last
+        row.
         """
         return self.summary().duration
 
@@ -183,7 +183,7 @@ class Run:
 
         def read(part: tuple[int, Location]) -> list[WrittenSegments]:
             process, directory = part
-            with warnings_name(line):
+            with warnings_at(line):
                 return list(_writers_in(directory, process))
 
         parts = [x for x in directories.items() if selected in (None, x[0])]
@@ -199,9 +199,9 @@ class Run:
             names = ", ".join(map(str, unfinished))
             warn_of_loss(
                 f"{self} may lack rows of the process(es) {names}, which have not "
-                "finished it, unlike others: they are still writing, have ended "
-                "without `finish` (if killed, for example), or could not write all "
-                "rows. What they have written is loaded."
+                "finished it, although others have: they are still writing, have ended "
+                "without `finish` (for example, were killed), or could not write all "
+                "rows. The rows that they have written are loaded."
             )
 
 
@@ -233,7 +233,7 @@ def _is_incomplete(path: Location) -> bool:
 def warn_of_unmatched(
     selected: Sequence[str] | None, known: Iterable[str], where: str
 ) -> None:
-    """Warns of names and patterns that match no key."""
+    """Warns about names and patterns that match no key."""
     for pattern in unmatched(selected or (), known):
         names = ", ".join(map(repr, known)) or "none"
         warn(f"no key of {where} matches {pattern!r}; its keys are {names}.")

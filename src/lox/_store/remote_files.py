@@ -1,8 +1,8 @@
-"""Files of stores elsewhere, such as in a bucket, by `fsspec`.
+"""Files of stores at URLs, such as in a bucket, read and written with `fsspec`.
 
 The bytes that a server sends are as untrusted as those of a local file, and so are the
-names and sizes that it claims: a name is used only if it is a plain one, and memory is
-allocated only for bytes that have arrived.
+names and sizes that it claims: a name is used only if it is a plain file name, and
+memory is allocated only for bytes that have arrived.
 """
 
 import contextlib
@@ -165,7 +165,7 @@ class RemoteLocation:
         The values differ if a file has changed, as far as the file system says so.
         """
         with self._errors_named():
-            self._files.invalidate_cache()  # also of the directories in it
+            self._files.invalidate_cache()  # including its subdirectories
             listed = self._files.find(self._path, detail=True)
         start = len(self._path.strip("/"))
         found = {}
@@ -203,7 +203,7 @@ class RemoteLocation:
     def size(self) -> int:
         info = self._info()
         if _kind(info) != "file":
-            raise StoreError(f"{self} is not a regular file, and is not read.")
+            raise StoreError(f"{self} is not a regular file, so it is not read.")
         size = _size(info)
         if size is None:
             raise StoreError(f"{self} cannot be read: its size is unknown.")
@@ -235,7 +235,7 @@ class RemoteLocation:
         free = shutil.disk_usage(tempfile.gettempdir()).free
         if size > free:
             raise StoreError(
-                f"{self} cannot be read: it has {size} bytes, and only {free} are free "
+                f"{self} cannot be read: it has {size} bytes, but only {free} are free "
                 f"in {tempfile.gettempdir()}. Set the environment variable `TMPDIR` to "
                 "another directory, or load the other keys by their names."
             )
@@ -247,7 +247,7 @@ class RemoteLocation:
             return np.memmap(file, dtype, "r", 0, (count,))
 
     def _range(self, start: int, count: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly this many bytes."""
         if count <= 0:
             return b""
         with self._errors_named():
@@ -311,7 +311,7 @@ class RemoteLocation:
 
     def _put(self, chunks: Iterable[bytes]) -> None:
         # Collected first: an upload that is interrupted by an error of the source would
-        # replace the file by a shorter one.
+        # replace the file with a shorter one.
         descriptor, name = tempfile.mkstemp(prefix="lox-")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -339,7 +339,7 @@ class RemoteLocation:
 
     @contextlib.contextmanager
     def _errors_named(self, what: str = "read") -> Iterator[None]:
-        """Raises errors that name the URL: those of servers are of any type."""
+        """Raises errors that name the URL; file systems raise errors of any type."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, StoreError):

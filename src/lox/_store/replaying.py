@@ -21,7 +21,7 @@ from .local_files import LocalLocation
 from .losses import Finished
 from .segments import Segment, WrittenSegments
 
-_MAX_ROWS = 10_000  # of logs that are read at once
+_MAX_ROWS = 10_000  # of logs that are read at a time
 
 
 class Call(NamedTuple):
@@ -195,7 +195,7 @@ def split_calls(calls: Sequence[tuple[Call, int]], start: int) -> Iterator[Call]
 
 def remove_replayed(run: pathlib.Path) -> None:
     """Removes the directory of a run whose logs were sent."""
-    # renamed first: `lox.runs` lists it as a whole, or not at all
+    # renamed first, so that `lox.runs` lists all of it or nothing
     removed = run.with_name(run.name + TEMPORARY)
     with contextlib.suppress(FileNotFoundError):
         run.rename(removed)

@@ -132,7 +132,7 @@ class Runs(Sequence[Run]):
         Returns:
             A dict from values to `Runs`, in the order of the first run of each group.
             The keys are the values of one name, or tuples of the values of several; a
-            run without the config has the value None. Its attribute `names` has the
+            run without the config has the value None. Its attribute `names` lists the
             names.
         """
         if not names:
@@ -160,7 +160,7 @@ class Runs(Sequence[Run]):
         names = ", ".join(map(repr, [*known, *_ATTRIBUTES]))
         raise LoxKeyError(
             f"`{function}` got {name!r}, which no config of these {len(self)} runs "
-            f"has. There are {names}."
+            f"has; available: {names}."
         )
 
     # --- values ----------------------------------------------------------------------
@@ -206,9 +206,9 @@ class Runs(Sequence[Run]):
                 axis.
             by: configs to group runs by: each group has a color.
             x: the name of the step to plot over; by default the first step.
-            band: draws the mean of each group and a band, with the lines of single runs
-                faint behind; see `lox.logdict.plot`. The legend says how many runs
-                there are.
+            band: draws the mean of each group and a band, over lighter lines of the
+                single runs; see `lox.logdict.plot`. The legend says how many runs there
+                are.
             logx: whether the x-axis is logarithmic.
             logy: whether the y-axis is logarithmic.
 

@@ -90,7 +90,7 @@ def _exact(pandas: Any, values: list[Any]) -> Any:
         return pandas.array(ints, dtype="UInt64")
     if all(int(x) < 2**63 for x in found):
         return pandas.array(ints, dtype="Int64")
-    return pandas.array(ints, dtype=object)  # no dtype has all of them
+    return pandas.array(ints, dtype=object)  # no dtype can represent all of them
 
 
 def _datetime(seconds: float) -> datetime.datetime:
@@ -115,11 +115,11 @@ def to_text(runs: "Runs") -> str:
     return "\n".join(lines)
 
 
-def _cells(runs: "Runs", most: int) -> tuple[list[str], list[list[str]]]:
+def _cells(runs: "Runs", max_runs: int) -> tuple[list[str], list[list[str]]]:
     """The cells of the table: its head, and the first and last runs."""
     shown: Sequence[Run] = runs
-    if len(runs) > most:
-        shown = [*runs[: most // 2], *runs[-(most // 2) :]]
+    if len(runs) > max_runs:
+        shown = [*runs[: max_runs // 2], *runs[-(max_runs // 2) :]]
     lines = [line_of(run) for run in shown]
     configs = varying_names(shown)[:_MAX_CONFIGS]
     if not configs:

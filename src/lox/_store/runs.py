@@ -62,7 +62,7 @@ def _open_run(path: Location) -> Run | StoreError | None:
         if not is_run(path):
             return None
     try:
-        return Run(path)  # again: it may have been created meanwhile
+        return Run(path)  # again: it may have been created since
     except StoreError as error:
         return error
 
@@ -85,7 +85,7 @@ def is_run(path: Location) -> bool:
 def _is_empty(directory: Location) -> bool:
     try:
         return not directory.names()
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # removed
         return True
     except OSError:
         return False

@@ -28,7 +28,7 @@ class Column:
     """One array of a record.
 
     Attributes:
-        dtype: the name of its dtype, which NumPy itself may not have.
+        dtype: the name of its dtype, which may be one that NumPy itself lacks.
         shape: its shape, with the lanes in front.
         impl: for typed PRNG keys, their implementation; the column holds the key data.
     """
@@ -181,7 +181,7 @@ class Schema:
     def form(self, key: KeySchema) -> str:
         """Describes what all rows of a key must have in common, for messages."""
         shapes = ", ".join(str(column.shape) for column in key.columns)
-        # rows inside and outside of a `vmap` may be mixed
+        # rows inside and outside a `vmap` may be mixed
         names = sorted(name for name, _ in self.steps if name != LANE)
         steps = ", ".join(names) or "none"
         lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
@@ -195,7 +195,7 @@ class Schema:
         if size > _MAX_BYTES:
             raise StoreError(
                 f"a record of {', '.join(key.name for key in self.keys):.80} has "
-                f"{size} bytes, and at most {_MAX_BYTES} can be stored. Save its keys "
+                f"{size} bytes, but at most {_MAX_BYTES} can be stored. Save its keys "
                 "one by one."
             )
         fields = [(f"c{i}", c.stored_dtype, c.shape) for i, c in enumerate(columns)]

@@ -115,7 +115,7 @@ class Segment:
         """
         header, size = b"", 0
         with reading(self.records_path), contextlib.suppress(FileNotFoundError):
-            # the header first: the file may be growing, and be closed meanwhile
+            # the header first: the file may grow and be closed in between
             header, size = self.records_path.read_and_size(len(self._header))
         if len(header) < len(self._header):
             return None, 0
@@ -262,7 +262,7 @@ class WrittenSegments:
 
         Segments are read one after the other while they grow: the first segment may
         lack an event that comes before events already read from the last segment. Such
-        an event may also be in a segment that was created meanwhile.
+        an event may also be in a segment that was created in between.
 
         Args:
             later: segments that were not read.
@@ -324,6 +324,6 @@ def names_in(directory: Location) -> list[str]:
     """The names in a directory of a run."""
     # a link could lead anywhere
     if WRITER.fullmatch(directory.name) and directory.is_link():
-        raise StoreError(f"{directory} is a symbolic link, and is not read.")
+        raise StoreError(f"{directory} is a symbolic link, so it is not read.")
     with reading(directory):
         return directory.names()

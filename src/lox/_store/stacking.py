@@ -86,7 +86,7 @@ def _padded(array: Any, axis: int, rows: int | None) -> Any:
 
 
 def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    """What stands for rows that did not happen: NaN, zeros or `False`."""
+    """The value of rows that did not happen: NaN, zero or `False`."""
     if is_typed_key(like):
         random = imported_jax().random
         impl = random.key_impl(like)
@@ -113,7 +113,7 @@ def _check_alike(name: str, runs: Sequence[str], present: dict[int, Key]) -> Non
         if error is not None:
             raise error(
                 f"{name!r} has different {what}, in the runs {runs[first]} and "
-                f"{runs[i]}, so that they cannot be lanes of one logdict. {_REMEDY}"
+                f"{runs[i]}, so they cannot be lanes of one logdict. {_REMEDY}"
             )
 
 

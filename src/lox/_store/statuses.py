@@ -37,7 +37,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Ending":
-        """The end that the file of a finished writer describes, as far as it does."""
+        """The end that the file of a finished writer describes, if it does."""
         status, ended = content.get("status"), content.get("ended")
         error = content.get("error")
         if not (isinstance(ended, int | float) and 0 <= ended < 2**63):

@@ -1,4 +1,4 @@
-"""What there is to say about a run without loading it: its status, rows and last rows.
+"""Summarizes a run without loading it: its status, rows and last rows.
 
 Files are read on demand. The status of a run that has ended is in one small file; the
 last rows are at the ends of the files of records.
@@ -105,7 +105,8 @@ class _Writer:
 
     Attributes:
         process: the index of its process.
-        is_open: whether it says that it is open; its process may have been killed.
+        is_open: whether its files say that it is open; its process may have been
+            killed.
     """
 
     def __init__(self, path: Location, process: int, files: set[str]) -> None:
@@ -120,7 +121,7 @@ class _Writer:
     def status(self) -> Status:
         if self._finished is not None:
             return self._finished.ending.status
-        if not self.is_open:  # `lox.save` does not say that it has ended
+        if not self.is_open:  # `lox.save` does not record that it has ended
             return "finished"
         path = self._path.with_suffix(_OPEN)
         try:
@@ -180,7 +181,7 @@ def _writers_of(run: Location, first: int) -> list[_Writer]:
     for process, name in numbered(names, PART):
         part = run / name
         if part.is_link():  # a link could lead anywhere
-            warn_of_loss(f"{part} is a symbolic link, and is not read.")
+            warn_of_loss(f"{part} is a symbolic link, so it is not read.")
             continue
         try:
             first = first_writer(part)

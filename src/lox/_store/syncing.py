@@ -1,4 +1,4 @@
-"""Flushes files to the disk, so that they survive a crash of the machine."""
+"""Flushes files to disk, so that they survive a crash of the machine."""
 
 import collections
 import contextlib
@@ -6,15 +6,15 @@ import os
 import threading
 from collections.abc import Iterable
 
-# Disks flush many files in the time of one, if they are asked at the same time.
+# Disks flush many files in the time of one, if the flushes are concurrent.
 _MAX_THREADS = 16
 
 
 def flush_to_disk(paths: Iterable[str]) -> None:
-    """Waits until files and directories are on the disk; ignores missing ones.
+    """Waits until files and directories are on disk; ignores missing ones.
 
     Raises:
-        OSError: if some could not be written; all others are on the disk.
+        OSError: if some could not be written; all others are on disk.
     """
     remaining = collections.deque(dict.fromkeys(paths))
     errors: list[OSError] = []

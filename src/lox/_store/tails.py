@@ -19,7 +19,7 @@ from .losses import warn_of_loss
 from .schema import Column, KeySchema
 from .segments import names_in
 
-_MAX_COPIED_BYTES = 2**16  # of a record; of larger ones, only the scalars are read
+_MAX_COPIED_BYTES = 2**16  # of larger records, only the scalars are read
 
 
 class Tail(NamedTuple):
@@ -82,14 +82,14 @@ _ONE_LEAF = "0"  # the structure of a single array
 def tails_of(writer: Location, numbers: Iterable[int] | None = None) -> list[Tail]:
     """The ends of the segments of a writer, which may be writing.
 
-    Warns of segments that cannot be read.
+    Warns about segments that cannot be read.
 
     Args:
         writer: the directory of the writer.
         numbers: the segments that it has, if they are known.
     """
     if writer.is_link():  # a link could lead anywhere
-        raise StoreError(f"{writer} is a symbolic link, and is not read.")
+        raise StoreError(f"{writer} is a symbolic link, so it is not read.")
     copied = None
     if numbers is None:
         names = _names(writer)
@@ -114,7 +114,7 @@ def _names(writer: Location) -> list[str]:
     try:
         return names_in(writer)
     except StoreError:
-        if not writer.exists():  # it was removed meanwhile
+        if not writer.exists():  # it was removed
             return []
         raise
 

@@ -1,10 +1,10 @@
-"""When rows were written: a `times` file per writer, with at most an entry per second.
+"""The times at which rows were written, in one file per writer.
 
 An entry says that the event of this number, and no event before it, was written at this
 time or later. There is one for the first event, then for the first event after each
-interval, and one at the end. So the time of every row is known to the interval, and
-rows themselves need no time. The file is optional: writers that are shorter than the
-interval have none, so that it costs them nothing.
+interval of a second or more, and one at the end. So the time of every row is known up
+to the interval, without storing a time per row. The file is optional: writers that
+exist for less than the interval have none, so it costs them nothing.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _MAX_ENTRIES = 2**20
 
 
 class EventClock:
-    """Writes down when the events of a writer happen.
+    """Records when the events of a writer happen.
 
     Args:
         path: the directory of the writer.
@@ -43,7 +43,7 @@ class EventClock:
         self._file: GrowingFile | None = None
         self._first: float | None = None
         self._last = 0.0
-        self._entry = 0.0, 0.0  # the last one, by both clocks
+        self._entry = 0.0, 0.0  # the last entry, by both clocks
         self._due = 0.0
         self._listed = 0  # the number of the last entry
         self._pending = b""
@@ -68,7 +68,7 @@ class EventClock:
 
     def _add(self, number: int, clock: float) -> None:
         self._listed = number
-        # The clock of the system may be set back while a program runs. The other one
+        # The system clock may be set back while a program runs. The monotonic clock
         # does not count the time in which the machine sleeps.
         before, at = self._entry
         self._entry = self._last, max(at + self._last - before, clock)
@@ -79,8 +79,8 @@ class EventClock:
             return  # the first one
         complete = False
         try:
-            # Rows can be read without their times, and if the files were removed, the
-            # write of the rows says so.
+            # Rows can be read without their times, and if the files were removed,
+            # writing the rows reports it.
             with contextlib.suppress(OSError):
                 if self._file is None:
                     self._file = GrowingFile(self._path)
@@ -94,7 +94,7 @@ class EventClock:
 
 
 def _interval(elapsed: Any) -> Any:
-    """The seconds to the next entry, by those since the first one."""
+    """The seconds until the next entry, given the seconds since the first one."""
     return np.maximum(_MIN_SECONDS, _SHARE * elapsed)
 
 

@@ -34,7 +34,7 @@ _MAX_PLANS = 1000
 
 
 class Writer:
-    """Appends logs to a run, in a separate directory, so that many can write at once.
+    """Appends logs to a run, in a separate directory, so that many can write.
 
     No other writer of the run ever gets the number of the directory. So a writer whose
     rows were replaced notices that they are gone, and does not touch those of others.
@@ -99,7 +99,7 @@ class Writer:
         """Writes `run.json`, as the first writer of the run.
 
         If the run replaces another one, writers with lower numbers are not part of the
-        run from then on. If one with a higher number has replaced the run meanwhile,
+        run from then on. If a writer with a higher number has replaced the run since,
         its `run.json` stays, and this writer is not part of the run. If the run is new,
         raises `FileExistsError` if another process was faster.
         """
@@ -117,7 +117,8 @@ class Writer:
     def set_config(self, config: dict[str, Any], before: Any) -> None:
         """Sets the config of the run, unless it has another one than `before`.
 
-        A resumed run keeps its own config, and so does one that has replaced the run.
+        A resumed run keeps its own config, and so does a run that has replaced this
+        one.
         """
         with locked(self._run):
             description = read_json(self._run / RUN_FILE)
@@ -127,7 +128,7 @@ class Writer:
                 write_json(self._run / RUN_FILE, {**description, "config": config})
 
     def write(self, logs: logdict) -> None:
-        """Writes all rows to the operating system, which writes them to the disk."""
+        """Writes all rows to the operating system, which writes them to disk."""
         self._calls.call(self._write, logs)
 
     def write_row(self, to_logs: RowToLogs, arrays: Sequence[Any]) -> None:
@@ -279,7 +280,7 @@ class Writer:
         self._forms |= forms
 
     def paths(self) -> list[str]:
-        """The files and directories to flush to the disk, for `flush_to_disk`."""
+        """The files and directories to flush to disk, for `flush_to_disk`."""
         with self._lock:
             files = [self._run / RUN_FILE, self.directory.with_suffix(".json")]
             for segment in self._all_segments:
@@ -321,7 +322,7 @@ class Writer:
     def close(self) -> None:
         with self._lock:
             self._close_segments()
-            if self._tracked and not self._removed:  # else it may belong to another
+            if self._tracked and not self._removed:  # else it may be of another writer
                 mark_closed(self.directory)
             if (
                 not self._segment_count

@@ -175,7 +175,7 @@ def _each_row(update: Update, stream: Stream, state: State, rows: Record) -> Sta
 def _each_lane(update: Update, stream: Stream, state: State, rows: Record) -> State:
     """Updates a stream with an event; extra lanes are processed one after the other.
 
-    The event has more lanes than the stream where lanes are joined along time.
+    The event has more lanes than the stream if lanes are joined along time.
     """
     first = next(iter(rows.values()))
     # inside a `shard_map`, rows have no device axis

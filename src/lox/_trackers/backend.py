@@ -51,7 +51,7 @@ class TrackerBackend(TrackerTables):
     Attributes:
         command_name: the name of the tracker for `lox sync`.
         project: the project of the runs, if it was given.
-        unused_options: the attributes of `CommandOptions` that it has no place for.
+        unused_options: the attributes of `CommandOptions` that it does not support.
     """
 
     command_name: str
@@ -89,7 +89,7 @@ class TrackerBackend(TrackerTables):
         """
 
     def destination(self) -> str:
-        """Where runs go: runs that were sent elsewhere are sent again."""
+        """The destination; runs that were sent to another one are sent again."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:

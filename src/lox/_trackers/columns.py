@@ -1,4 +1,4 @@
-"""The values of a table as trackers take them: numbers, histograms and images."""
+"""The values of a table as trackers accept them: numbers, histograms, images."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -60,8 +60,8 @@ class _MLflowRun(TrackerRun):
     def time(self, name: str, value: float, step: int, number: int) -> int:
         """A timestamp in milliseconds that no equal metric has.
 
-        MLflow drops metrics that are equal in name, value, step and timestamp. Of a run
-        that is continued, a metric that is sent twice has the same timestamp.
+        MLflow drops metrics that are equal in name, value, step and timestamp. If a run
+        is continued, a metric that is sent twice has the same timestamp.
         """
         if self.resumed is not None:
             return int(self.resumed.started * 1000) + number
@@ -69,7 +69,7 @@ class _MLflowRun(TrackerRun):
         if now > self.last_time:
             self.last_time = now
             self.at_last_time.clear()
-        # NaN is not equal to itself, but to MLflow it is
+        # NaN is not equal to itself, but MLflow treats it as equal
         metric = (name, None if math.isnan(value) else value, step)
         if metric in self.at_last_time:
             self.last_time += 1

@@ -1,4 +1,4 @@
-"""Runs that are sent to a tracker, and what to know about them to send more later."""
+"""Runs that are sent to a tracker, and the state that is needed to send more later."""
 
 import dataclasses
 import re
@@ -22,7 +22,7 @@ class RunInfo:
 
     Attributes:
         key: the words of the PRNG key that identifies the run.
-        name: the name of the run, which is made of these words.
+        name: the name of the run, derived from these words.
         config: the config of the logger and of the run.
     """
 
@@ -44,7 +44,7 @@ class Resumed:
         before: how many items the tracker's run had before the first of these logs.
         asks: whether to ask the tracker for `before`, if it can tell.
         sent: how many items of these logs the tracker has confirmed.
-        interrupted: whether it may have more of them than that.
+        interrupted: whether it may have more than these.
         counts: how many rows each key had before, for `IntegerSteps`.
         names: the names that keys have in the tracker's run, if it changes some.
     """
@@ -115,7 +115,7 @@ class TrackerRun:
         self._counts = dict(self.integer_steps.counts)
 
     def state(self) -> dict[str, Any]:
-        """What to know to send logs from the first one that is not confirmed."""
+        """The state that is needed to send logs from the first unconfirmed one on."""
         return {
             "before": self.before + self._confirmed,
             "sent": self.accepted,

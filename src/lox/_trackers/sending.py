@@ -1,8 +1,8 @@
 """Sends the logs of a stored run to a tracker, and sends only what is new.
 
-The logs go through the tracker's backend in the order in which they were written, as
-those of a logger do. All of them, from the first one: names and steps may depend on
-earlier rows. What the tracker has already is left out.
+All logs go through the tracker's backend in the order in which they were written, like
+those of a logger, because names and steps may depend on earlier rows. Rows that the
+tracker already has are left out.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class RunSender:
         self.handle: TrackerRun | None = None
         self.was_opened = False
         self.state: dict[str, Any] = {}
-        # how many events of the sent ones this process has read
+        # how many of the sent events this process has read
         self._read: dict[tuple[int, int], int] = {}
 
     def _read_file(self) -> None:
@@ -83,7 +83,7 @@ class RunSender:
         return self._is_known and same and not self.new_rows()
 
     def send(self, keep_open: bool = False) -> int:
-        """Sends what the tracker lacks; returns how many rows that are.
+        """Sends the rows that the tracker lacks; returns their number.
 
         Rows that were sent before and not confirmed are sent again, or left out if the
         tracker has them.
@@ -121,7 +121,7 @@ class RunSender:
         return new
 
     def close(self, ending: Ending) -> None:
-        """Closes the tracker's run, which confirms all that was sent."""
+        """Closes the tracker's run, which confirms everything that was sent."""
         assert self.handle is not None
         ended = self.run.summary().ended if ending != "running" else None
         self._backend.end(self.handle, ending, ended)

@@ -1,4 +1,4 @@
-"""What was sent of a run to a tracker: a file in the directory of the run."""
+"""Records what was sent of a run to a tracker: a file in the run's directory."""
 
 import contextlib
 import dataclasses
@@ -22,14 +22,14 @@ Part = tuple[int, int, int]
 
 @dataclasses.dataclass
 class Sent:
-    """What a tracker has of a run.
+    """What a tracker has received of a run.
 
     Attributes:
         run: identifies the run; another one may replace it in its directory.
         generation: how many times the run was sent again from its beginning.
         confirmed: the events that the tracker has confirmed, in the order in which they
             were sent.
-        pending: events that come next, if sending them has begun and not ended.
+        pending: the next events, if sending them has begun but not ended.
         items: how many items the tracker has confirmed.
         before: how many items the tracker's run had before; None if it is not known.
         ending: the status of the run when it was last sent.
@@ -85,14 +85,14 @@ class SentFile:
 
 
 def identity(run: Run) -> str:
-    """Tells a run from all others; that of a copy is the same."""
+    """Identifies a run; a copy of the run has the same identity."""
     key = None if run.key is None else run.key.tolist()
     text = repr((run.name, key, run.started))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @contextlib.contextmanager
-def alone(run: Run) -> Iterator[None]:
+def exclusive(run: Run) -> Iterator[None]:
     """Raises if another process is sending a run."""
     with contextlib.ExitStack() as stack:
         if fcntl is not None:

@@ -1,4 +1,4 @@
-"""Logs as tables of what trackers show: scalars, histograms and images."""
+"""Logs as tables of the values that trackers show: scalars, histograms and images."""
 
 import math
 import shlex
@@ -28,7 +28,7 @@ class TrackerTables:
             first.
         histograms: the keys, by name or pattern, whose arrays to show as histograms.
         images: the keys, by name or pattern, whose arrays to show as images.
-        in_command: whether `lox sync` uses it, and messages name options of that.
+        in_command: whether it is used by `lox sync`, whose options messages then name.
     """
 
     shows_histograms = True
@@ -151,7 +151,7 @@ class TrackerTables:
         return sorted(self._unmatched) if self._kinds else []
 
     def seen(self) -> list[str]:
-        """The names of all keys so far that it could show."""
+        """The names of all keys so far that it can show."""
         return list(dict.fromkeys(name for name, _, _ in self._kinds))
 
     def _find_kind(self, name: str, column: Array) -> str:

@@ -57,7 +57,7 @@ class TrackioBackend(TrackerBackend):
     def open(self, run: RunInfo, resumed: Resumed | None = None) -> ClientRun:
         # trackio ends a run when another one starts in its context: one context per run
         context = contextvars.Context()
-        if self._announced:  # trackio prints about the project in every new context
+        if self._announced:  # every new context prints the project
             with contextlib.suppress(AttributeError):
                 project = self._trackio.context_vars.current_project
                 context.run(project.set, self._options["project"])
@@ -72,7 +72,7 @@ class TrackioBackend(TrackerBackend):
         return handle
 
     def _stored(self, run: ClientRun) -> int | None:
-        """How many rows of a run trackio has; None if it cannot be asked."""
+        """How many rows of a run trackio has; None if it cannot tell."""
         if not getattr(run.run, "_is_local", False):
             return None
         storage: Any = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
@@ -132,7 +132,7 @@ class TrackioBackend(TrackerBackend):
         return f"{place} {self._options['project']}"
 
     def _remote(self) -> dict[str, str | None]:
-        """The options of a place elsewhere, which may be environment variables."""
+        """The options of a remote destination, which may be environment variables."""
         names = {"space_id": "TRACKIO_SPACE_ID", "server_url": "TRACKIO_SERVER_URL"}
         found = {
             name: self._options.get(name) or os.environ.get(variable)

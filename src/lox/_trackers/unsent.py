@@ -28,7 +28,7 @@ class Origin:
         tracker: the name of the tracker.
         name: the name of the run.
         settings: the options of the tracker's backend.
-        token: the same for all unsent logs of one run of a logger.
+        token: identifies all unsent logs of one run of a logger.
         run: the tracker's run, if the logger could open it.
     """
 
@@ -54,7 +54,7 @@ class Origin:
         return origin
 
     def _is_valid(self) -> bool:
-        """Whether all is of the right type: the file may be damaged."""
+        """Whether everything has the right type: the file may be damaged."""
         texts = (self.tracker, self.name, self.token)
         run: Any = {"id": ""} if self.run is None else self.run
         return (

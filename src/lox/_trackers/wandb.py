@@ -49,7 +49,7 @@ class WandbBackend(TrackerBackend):
         project: the project of the runs.
         group: the group of the runs; by default a unique name.
         options: other options of `wandb.init`.
-        server: the server that the runs are on, if that was another process's.
+        server: the server of the runs, if another process has opened them.
         **shown: the options of the base class.
     """
 
@@ -81,7 +81,7 @@ class WandbBackend(TrackerBackend):
         }
         if server not in (None, self._server()) and self._mode() not in _LOCAL_MODES:
             raise LoxValueError(
-                f"these logs belong to a run at {server}, and W&B is set up for "
+                f"these logs belong to a run at {server}, but W&B is set up for "
                 f"{self._server()}. Set `WANDB_BASE_URL`."
             )
         self._login_checked = False
@@ -155,7 +155,7 @@ class WandbBackend(TrackerBackend):
         run.confirm()
 
     def _log(self, run: _WandbRun, count: int, rows: Iterator[dict[str, Any]]) -> None:
-        """Logs rows; of a run that is continued, only those that it lacks."""
+        """Logs rows; if a run is continued, only those that it lacks."""
         number = run.before + run.items
         known = run.add_items(count)
         if run.resumed is None:
@@ -187,7 +187,7 @@ class WandbBackend(TrackerBackend):
         }
 
     def _own(self, option: str) -> str:
-        """An option, or the setting of W&B, as of an environment variable."""
+        """An option, or the setting of W&B, for example from the environment."""
         session = getattr(self._wandb.setup().settings, option)
         return self._options.get(option) or session or ""
 

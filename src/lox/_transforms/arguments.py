@@ -102,7 +102,7 @@ class Static:
         for i in nums:
             if i < -len(positional):
                 raise LoxValueError(
-                    f"`static_argnums` has the position {i}, and the function has "
+                    f"`static_argnums` has the position {i}, but the function has "
                     f"{len(positional)} positional arguments."
                 )
         nums = tuple(i + len(positional) if i < 0 else i for i in nums)
@@ -120,7 +120,7 @@ class Static:
     def hide(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Replaces each static argument by a single leaf that is not an array."""
+        """Replaces each static argument with a single leaf that is not an array."""
         if not self:
             return args, kwargs
         return (

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-# A callback that is redefined at each call creates a new entry each time.
+# A callback that is redefined for each call creates a new entry each time.
 _MAX_ENTRIES = 64
 
 

@@ -2,7 +2,7 @@
 
 A transformed function has one internal `jax.jit`, cached by the identity of the user's
 function and by the options of the transformation. An eager call therefore costs as much
-as a jitted one, and a new `lox.spool(f)` at each call neither traces nor compiles
+as a jitted one, and creating `lox.spool(f)` for each call neither traces nor compiles
 again.
 """
 
@@ -63,7 +63,7 @@ INSIDE = Form(outermost=False, numbers=False)
 
 
 class Compiled:
-    """A user's function, traced and evaluated; jitted unless an outer trace does it.
+    """A user's function, traced and evaluated; jitted, unless an outer trace is active.
 
     Args:
         get_fun: returns the user's function, which is not kept alive.
@@ -166,7 +166,7 @@ class Compiled:
             inline: whether the program becomes part of a larger one that is being
                 traced; otherwise the internal `jit` is tracing it.
         """
-        if self._collects:  # derivative rules may bind the first event, too late
+        if self._collects:  # a derivative rule would install them too late
             patches.install()
         user_fun = self._get_fun()
         fun = nnx.pure(user_fun, kwargs)
@@ -376,7 +376,7 @@ class Forms:
 def cached(fun: Any, options: Any, make: Callable[[Any, Any], Any]) -> Any:
     """`make(fun, options)`, or the cached value; it must not hold `fun`.
 
-    If the transformation is applied at each call, as in `lox.spool(f)(x)`, each call
+    If the transformation is applied for each call, as in `lox.spool(f)(x)`, each call
     goes through here. So the options are used as given, without checks.
     """
     found = _forms.find(fun, options)

@@ -128,7 +128,7 @@ class _Tapper(SelectingCollector):
                     stream, new, due, lanes, call.source, call.over, run
                 )
             else:
-                if stream.per_lane:  # lanes may be due at different events
+                if stream.per_lane:  # each lane is due at its own event
                     rows = masked(rows, due)
                 part, values = event_of(rows, event)
                 self._deliver_if(due, values, lambda values: (part, values), run)
@@ -188,8 +188,8 @@ class _Tapper(SelectingCollector):
         parts = event.split(operands)
         mask = parts.mask
         if not (event.layout.lanes or event.layout.elements):
-            # Where it is delivered, the mask is true. Without it, XLA has no copy of it
-            # to make per iteration, and the host has fewer operands to convert.
+            # Where it is delivered, the mask is true. Without the mask, XLA need not
+            # copy it in each iteration, and the host has fewer operands to convert.
             parts.mask = None
             event = event.with_layout(masked=False)
         self._deliver_if(mask, parts.flat(), lambda values: (event, values), run)

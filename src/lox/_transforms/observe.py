@@ -35,7 +35,7 @@ from .transformed import Transformed, check_callable
 P = ParamSpec("P")
 T = TypeVar("T", covariant=True)
 
-# What to log of a list of values: all of them, or what a function makes of them.
+# What to log of a list of values: all of them, or what a function returns for them.
 Values = bool | Callable[[list[Any]], Mapping[str, Any]] | None
 
 
@@ -104,16 +104,16 @@ def observe(
             by the name that it has in the loop's body (`state.loss`, or `carry[0]` if
             JAX does not know it); if several loops are observed, the address of the
             loop comes first (`scan[0]/state.loss`). A function gets the list of leaves
-            and returns what to log, by name. JAX keeps leaves that no iteration changes
-            out of the carry.
+            and returns what to log, by name. JAX removes leaves that no iteration
+            changes from the carry.
         ys: the same for what each iteration adds to the outputs of a `scan`.
         outputs: the primitives whose results to log, by name: True, or a function of
-            the list of results. The step `iteration` is that of the innermost observed
-            loop around the primitive, and 0 outside of loops.
+            the list of results that returns what to log. The step `iteration` is that
+            of the innermost observed loop around the primitive, and 0 outside loops.
         loops: which loops to observe: patterns with `*` and `?` for addresses
             (`"scan[0]/while[*]"`), lines (`"solver.py:*"`) or functions. By default,
-            all but those of a backward pass. If given, `outputs` are those in these
-            loops.
+            all but those of a backward pass. If given, `outputs` are logged only inside
+            these loops.
         prefix: a prefix for every key.
         tags: the tags of the events.
         static_argnums: the positions of static arguments, as in `jax.jit`.
@@ -121,7 +121,7 @@ def observe(
 
     Returns:
         A function with the arguments and the result of `fun`. Its method `loops` takes
-        the same arguments and lists the loops that there are.
+        the same arguments and lists the loops.
 
     Example:
         >>> def halve(x):
@@ -223,7 +223,7 @@ class _Options:
             )
         if any(event.call.api == "progress" for event in events_of(closed)):
             raise LoxValueError(
-                f"`lox.observe`, called at {_call_line()}, is around `lox.progress`, "
+                f"`lox.observe`, called at {_call_line()}, wraps `lox.progress`, "
                 "which runs loops in pieces and counts them in their carries. Write "
                 "`lox.progress(lox.observe(f, ...))` instead."
             )
@@ -243,8 +243,8 @@ class _Options:
             where = "the function has" if self._loops is None else "these loops have"
             raise LoxValueError(
                 f"`outputs` of `lox.observe`, called at {_call_line()}, has "
-                f"{_listed(missing)}, and {where} no such primitive. "
-                "`jax.make_jaxpr` shows those that a function has."
+                f"{_listed(missing)}, but {where} no such primitive. "
+                "`jax.make_jaxpr` shows the primitives of a function."
             )
         iterations = self.carry or self.ys
         chosen = selected if iterations else set()

@@ -71,7 +71,7 @@ class Options:
         keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
         if keys:
             raise LoxValueError(
-                f"`window` of `{name}` needs a reduction to one row, and {keys} has "
+                f"`window` of `{name}` needs a reduction to one row, but {keys} has "
                 f'none. Add `reduce="mean"`, or another one, to `{name}` or to the '
                 f"`lox.log`; to keep one event out of {self.window}, write "
                 f"`interval={self.window}`."

@@ -65,7 +65,7 @@ def progress(
     `vmap`, one for all lanes. A terminal shows live bars, which need rich
     (`pip install 'jax-lox[console]'`); log files and notebooks get a line of text at
     every tenth of a loop, at most two per second. A loop of unknown length shows its
-    count and its rate. In a job of several processes, the first one shows its bars.
+    count and its rate. In a multi-process job, the first process shows its bars.
 
     Args:
         fun: the function; if omitted, a decorator with these options is returned.

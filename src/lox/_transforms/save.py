@@ -33,14 +33,14 @@ _MODES = {
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
     """Saves logs to disk, also inside `jax.jit` and `jax.vmap`.
 
-    In a job of several processes, an array that is replicated over them is saved once,
-    the shards of an array that is spread over them by their processes, with the steps
-    `lane` and `process`, and local values by each process.
+    In a multi-process job, an array that is replicated over processes is saved once,
+    the shards of a sharded array are saved by the processes that have them, with the
+    steps `lane` and `process`, and local values are saved by each process.
 
     Args:
         logs: a `lox.logdict`, or a dict of values.
         path: the directory of a run; with a `key`, that of a store of runs.
-        mode: what to do if the run exists already: `"a"` appends to it, `"w"` replaces
+        mode: what to do if the run already exists: `"a"` appends to it, `"w"` replaces
             it, `"x"` raises an error.
         key: a PRNG key or a number that names the run. Under `jax.vmap`, each lane with
             its own key is a separate run.

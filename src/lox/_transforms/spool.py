@@ -23,14 +23,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# the class of what `lox.spool(f)` returns, without options
+# the class of the functions that `lox.spool(f)` returns, without options
 _known = PerFunction()
 
 
 def _with_known_functions(spool: F) -> F:
     """Adds a shortcut to `lox.spool`, for functions that it has transformed before.
 
-    It has no options, because to pass their defaults takes longer than the rest.
+    It has no options, because passing their defaults takes longer than the rest.
     """
     entries = _known.entries
     new = object.__new__
@@ -188,8 +188,7 @@ def _with_shortcut(
 ) -> Callable[..., tuple[Any, logdict]]:
     """Adds a shortcut for most eager calls, those with arrays and numbers only.
 
-    A jitted function takes some microseconds, so each Python function that is called on
-    the way counts.
+    A jitted function takes a few microseconds, so each additional Python call matters.
     """
     jitted, finish = outermost.jitted, outermost.finish
 

@@ -24,7 +24,7 @@ class _SwitchSink(CallbackSink):
     """A sink whose callback can be changed between calls.
 
     An eager call of a tapped function waits for its callbacks, so one compiled program
-    can serve every callback, and a new lambda at each call does not compile again.
+    can serve every callback, and a new lambda for each call does not compile again.
     """
 
     def __init__(self, batched: bool) -> None:

@@ -42,7 +42,7 @@ class Transformed:
     ) -> "type[Transformed]":
         """A class of transformed functions that share everything but `__wrapped__`.
 
-        To create an instance with `of` takes half as long as with `__init__`.
+        Creating an instance with `of` takes half as long as with `__init__`.
 
         Args:
             name: the transformation.
@@ -66,7 +66,7 @@ class Transformed:
         found = getattr(self.__wrapped__, name)
         if name not in _STAGES:
             return found
-        # those of a jitted function would be stages of the function without lox
+        # those of a jitted function would compile the function without lox
         names, numbers = self._static.argnames, self._static.argnums
         jitted = jax.jit(self, static_argnums=numbers, static_argnames=names)
         return getattr(jitted, name)
@@ -81,7 +81,7 @@ class Transformed:
 
 
 def check_callable(fun: Any, name: str, other_args: str = "") -> None:
-    """Raises if what a transformation is given is not a function.
+    """Raises if the argument of a transformation is not a function.
 
     Args:
         fun: the argument.

@@ -6,8 +6,8 @@ Such a module defines `HELP`, a line of text, `add_arguments(parser)`, and
 at the end is not part of the name of the command, which may be a keyword of Python.
 
 Exit codes: 0 if all went well, 1 after an error, 2 if the command line is not valid,
-130 if the user has interrupted the command, and 141 if the reader of its output has
-ended first, as in `lox ls | head`: what a shell reports for other programs then.
+130 if the user has interrupted the command, and 141 if its output was closed early, as
+in `lox ls | head`, as a shell reports for other programs.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _reported(_parse_and_run, given)
     # Python would do so at exit, and report errors in another way
     code = _reported(_flush, code)
-    if arguments is None:  # the process ends, so that there is nothing to collect
+    if arguments is None:  # the process ends, so garbage collection is not needed
         gc.freeze()
     return code
 

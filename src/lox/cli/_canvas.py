@@ -86,7 +86,7 @@ class Canvas:
         every = every[every % 2 == 0]
         tops, bottoms = tops[finite][order], bottoms[finite][order]
         top, bottom = np.interp(every, at, tops), np.interp(every, at, bottoms)
-        # all that is in a column, and in the next one, which has no dots
+        # everything in a column, and in the next one, which has no dots
         first = np.searchsorted(at, every - 0.5)
         after = np.searchsorted(at, every + 1.5)
         for i in np.nonzero(after > first)[0]:

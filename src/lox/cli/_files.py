@@ -1,4 +1,4 @@
-"""Files and directories that commands write and remove, and questions about them."""
+"""Files and directories that commands write and remove, after confirmation."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ _TEMPORARY = "~"
 
 
 class RefusedError(LoxError):
-    """The user has answered no, or cannot be asked."""
+    """The user has answered no, or there is no terminal to ask."""
 
 
 def check_new(path: str, force: bool) -> None:
@@ -51,7 +51,7 @@ def temporary_path(path: str) -> str:
 
 
 def ask(question: str, yes: bool) -> None:
-    """Asks the user whether to go on; raises if not, or if there is no terminal."""
+    """Asks the user for confirmation; raises if it is denied, or without a terminal."""
     if yes:
         return
     if not is_terminal(sys.stdin):
@@ -77,7 +77,7 @@ def size_of(directory: str) -> tuple[int, int]:
 
 def remove_directory(path: str) -> None:
     """Removes a directory and all files in it; links, but not what they lead to."""
-    # at once for others, who would otherwise see a damaged run
+    # renamed first: others would otherwise see a damaged run
     moved = temporary_path(path)
     os.rename(path, moved)
     shutil.rmtree(moved)

@@ -71,13 +71,13 @@ def _check_whole(store: str, allowed: bool) -> None:
 
 
 def find_count(given: Sequence[str], count: int) -> Runs:
-    """The runs that arguments of the command line name, which must be so many."""
+    """The runs that arguments of the command line name; raises unless `count` match."""
     found = find_runs(given)
     if len(found) != count:
         kind = "one run" if count == 1 else f"{count} runs"
         raise StoreError(
-            f"{' '.join(given)} names {len(found)} runs, and {kind} must be named: "
-            f"{_listed(found)}."
+            f"{' '.join(given)} matches {len(found)} runs, but the command needs "
+            f"{kind}: {_listed(found)}."
         )
     return found
 
@@ -87,7 +87,7 @@ def check_keys(keys: Iterable[str] | None, known: Iterable[str]) -> None:
     for pattern in keys or ():
         if not any(matches(name, pattern) for name in known):
             there = ", ".join(map(repr, known)) or "none"
-            raise LoxValueError(f"no key matches {pattern!r}; there are {there}.")
+            raise LoxValueError(f"no key matches {pattern!r}; available: {there}.")
 
 
 def runs_in(store: str) -> Runs:
@@ -119,7 +119,7 @@ def directory_name(run: Run) -> str:
 
 
 def identity(run: Run) -> str:
-    """What tells runs of different stores apart."""
+    """A value that distinguishes runs of different stores."""
     return absolute(str(run.path))
 
 
@@ -164,7 +164,7 @@ def _not_found(store: str, name: str) -> StoreError:
         return StoreError(f"{name} is a file, and not a store or a run.")
     if os.sep in name and not glob.has_magic(name):
         return StoreError(
-            f"there is no store and no run at {name}{_runs_beside(name)}."
+            f"there is no store and no run at {name}{_runs_in_parent(name)}."
         )
     found = runs_of(store)
     if not found:
@@ -173,12 +173,12 @@ def _not_found(store: str, name: str) -> StoreError:
             f"{_inner_stores(store)}."
         )
     return StoreError(
-        f"no run in {_named(store)} matches {name!r}; there are {_listed(found)}."
+        f"no run in {_named(store)} matches {name!r}; available: {_listed(found)}."
     )
 
 
-def _runs_beside(path: str) -> str:
-    """Names the runs of the directory that a path is in, for messages."""
+def _runs_in_parent(path: str) -> str:
+    """Names the runs in the parent directory of a path, for messages."""
     parent = os.path.dirname(path)
     found = runs_of(parent) if _is_store(parent) else ()
     return f"; in {parent}, there are {_listed(found)}" if found else ""

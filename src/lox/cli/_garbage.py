@@ -1,4 +1,4 @@
-"""Python's garbage collector, which takes time where there is no garbage."""
+"""Pauses Python's garbage collector, which takes time even if there is no garbage."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """For code whose objects are used until the end, so that collections find none."""
+    """Pauses it, for code whose objects all stay in use."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -24,7 +24,7 @@ def say(message: str) -> None:
 
 
 def flush_messages() -> None:
-    """Writes the messages of the command, if anybody reads them."""
+    """Writes the messages of the command, if stderr is open."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -33,7 +33,7 @@ def flush_messages() -> None:
 
 
 def prepare_output() -> None:
-    """Lets the output show any text, instead of failing.
+    """Makes the output accept any text, instead of failing.
 
     Names of files that are not valid UTF-8 are written as they are. Characters that the
     output cannot encode are replaced.
@@ -77,13 +77,14 @@ def say_problems(
     reported: Mapping[str, str] | None,
     not_done: str,
 ) -> None:
-    """Says what was skipped or failed in an update, unless it was said before.
+    """Reports what was skipped or failed in an update, unless it was reported before.
 
     Args:
         skipped: the reasons, by run.
         errors: the errors, by run.
-        reported: what was said about the update before; None if this is the first.
-        not_done: what was not done with what was skipped: `not sent`.
+        reported: what was reported about the previous update; None if this is the
+            first.
+        not_done: how to describe skipped runs, such as `not sent`.
     """
     for name, reason in {**skipped, **errors}.items():
         if reported is None or reported.get(name) != reason:

@@ -40,7 +40,7 @@ def has_colors() -> bool:
 
 
 def print_path(path: object) -> None:
-    """Prints a path: as it is for other programs, but harmlessly on a terminal."""
+    """Prints a path: unchanged for other programs, escaped on a terminal."""
     print(printable(str(path)) if is_terminal(sys.stdout) else path, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Sends runs to experiment trackers, and what their loggers could not send."""
+"""Sends runs to experiment trackers, and logs that their loggers could not send."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ from lox._store.runs import runs as runs_of
 from lox._trackers import targets
 from lox._trackers.backend import CommandOptions, TrackerBackend
 from lox._trackers.sending import RunSender
-from lox._trackers.sent import alone
+from lox._trackers.sent import exclusive
 from lox._trackers.unsent import UNSENT, Origin
 
 from ._find import absolute, find_runs, is_run
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def unusable_options(arguments: Any) -> str | None:
-    """What is wrong with options that the target does not have, if anything."""
+    """The message about options that the target does not have, if there are any."""
     given = [name for name in _OPTIONS if getattr(arguments, name)]
     if arguments.to not in targets.NAMES:
         wrong = ["RUN"] if arguments.runs else []
@@ -88,7 +88,7 @@ class Report:
         dry_run: whether nothing was sent.
         found: the number of runs that were found, and of unsent logs of loggers.
         runs: the number of rows that were sent, by run.
-        unsent: the number of rows that were sent of what a logger had not, by run.
+        unsent: the number of rows sent of logs that a logger could not send, by run.
         unfinished: the runs that are still being written.
         skipped: why something was not sent.
         errors: what went wrong.
@@ -121,12 +121,12 @@ def run(arguments: Any) -> int:
 
 
 class _Sync:
-    """Sends what the command line names, and again what is new."""
+    """Sends what the command line names, and later what is new."""
 
     def __init__(self, arguments: Any) -> None:
         self._arguments = arguments
         self._store = arguments.store
-        if is_url(self._store):  # it is noted in the store what was sent
+        if is_url(self._store):  # the store records what was sent
             raise StoreError(
                 f"{self._store} is not a directory of this machine. Copy it to one "
                 f"first: `lox sync {self._store} --to DIRECTORY`."
@@ -186,7 +186,7 @@ class _Sync:
         if report.runs and not arguments.dry_run:
             for pattern in self._backend.unmatched():
                 report.skipped[pattern] = (
-                    f"no key matches {pattern!r}; there are "
+                    f"no key matches {pattern!r}; available: "
                     f"{', '.join(map(repr, self._backend.seen()))}."
                 )
         return report
@@ -208,7 +208,7 @@ class _Sync:
                 report.runs[name] = sender.new_rows()
                 return
             keep_open = is_running and self._arguments.follow
-            with alone(run), _tracker_errors(self._arguments.to, sender):
+            with exclusive(run), _tracker_errors(self._arguments.to, sender):
                 rows = sender.send(keep_open)
             if rows or not keep_open:
                 report.runs[name] = rows
@@ -230,7 +230,7 @@ class _Replay:
 
     Args:
         directory: the directory of the logs.
-        report: what to add to.
+        report: the report to add to.
     """
 
     def __init__(self, directory: pathlib.Path, report: Report) -> None:
@@ -295,10 +295,10 @@ class _Replay:
                 info=origin.info(run),
                 resumed=origin.resumed(run, origins.values()),
             )
-        with alone(run), _tracker_errors(self._report.to, sender):
+        with exclusive(run), _tracker_errors(self._report.to, sender):
             self._report.unsent[run.name] = sender.send()
             del origins[run]
-            # what follows in the same run is sent next, perhaps by another command
+            # later logs of the same run are sent next, perhaps by another command
             for later, other in origins.items():
                 if other.token == origin.token:
                     origins[later] = other.following(sender.state)
@@ -315,7 +315,7 @@ class _Replay:
 
 @contextlib.contextmanager
 def _tracker_errors(tracker: str, sender: RunSender | None = None) -> Iterator[None]:
-    """Raises errors of a tracker in its own words, on one line.
+    """Raises errors of a tracker with its own message, on one line.
 
     Args:
         tracker: the name of the tracker.
@@ -336,7 +336,7 @@ def _tracker_errors(tracker: str, sender: RunSender | None = None) -> Iterator[N
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Trackers print about each run, where the result of the command belongs."""
+    """Suppresses what trackers print about each run on stdout."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
@@ -363,7 +363,8 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
     Args:
         report: the report of one update.
         as_json: whether to print JSON.
-        reported: what was said about the update before; None if this is the first.
+        reported: what was reported about the previous update; None if this is the
+            first.
     """
     say_problems(report.skipped, report.errors, reported, "not sent")
     if as_json:

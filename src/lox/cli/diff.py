@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers that agree in this many significant digits count as equal",
     )
     parser.add_argument(
-        "--all", action="store_true", help="show also what is equal in both"
+        "--all", action="store_true", help="also show what is equal in both"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -141,7 +141,7 @@ def _sorted(lines: Sequence[Line], key: str) -> list[Line]:
         configs = dict.fromkeys(x for line in lines for x in line.config)
         values = dict.fromkeys(x for line in lines for x in line.last)
         known = ", ".join(map(repr, (*_ATTRIBUTES, *configs, *values)))
-        raise LoxValueError(f"no run has {name!r} to sort by; there are {known}.")
+        raise LoxValueError(f"no run has {name!r} to sort by; available: {known}.")
     pairs = [(_order(x), line) for x, line in zip(found, lines, strict=True)]
     present = [pair for pair in pairs if pair[0] is not None]
     present.sort(key=lambda pair: pair[0], reverse=reverse)
@@ -168,7 +168,7 @@ def _value(line: Line, name: str) -> Any:
 
 
 def _order(value: Any) -> Any:
-    """What values are compared by: numbers before text; None for NaN and nothing."""
+    """The sort key of a value: numbers before text; None for NaN and missing values."""
     if value is None or value != value:
         return None
     try:

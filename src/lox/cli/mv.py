@@ -1,4 +1,4 @@
-"""Moves runs to another store, after a question. The store is created if necessary."""
+"""Moves runs to another store, which is created if necessary, after confirmation."""
 
 import argparse
 import contextlib
@@ -35,7 +35,7 @@ def run(arguments: Any) -> int:
     targets = {str(one.path): os.path.join(store, directory_name(one)) for one in found}
     for source, target in targets.items():
         if os.path.lexists(target):
-            raise StoreError(f"{target} exists, so that {source} cannot be moved.")
+            raise StoreError(f"{target} exists, so {source} cannot be moved.")
     if len({*targets.values()}) < len(targets):
         raise StoreError("two of these runs have the same name; move one of them.")
     ask(f"Move {described(found)} to {store}?", arguments.yes)

@@ -114,7 +114,7 @@ def _groups(runs: Runs, by: list[str] | None) -> Groups:
     if len(groups) > _MAX_GROUPS:
         names = ", ".join(groups.names)
         raise LoxValueError(
-            f"there are {len(groups)} groups of runs by {names}, and at most "
+            f"there are {len(groups)} groups of runs by {names}, but at most "
             f"{_MAX_GROUPS} are drawn. Choose configs with `--by`, `--by none` for "
             "none, or fewer runs."
         )

@@ -1,4 +1,4 @@
-"""Removes runs, with all files in their directories, after a question."""
+"""Removes runs, with all files in their directories, after confirmation."""
 
 import argparse
 import os

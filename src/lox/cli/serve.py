@@ -1,7 +1,7 @@
 """Shows the runs of a store in the browser, live, until Ctrl-C.
 
-The page is at the loopback address, for this machine only. `--host` makes it visible to
-others, who then need the token in the printed URL.
+The page is served on the loopback address, for this machine only. `--host` makes it
+reachable from other machines, which then need the token in the printed URL.
 """
 
 import argparse
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="the address to listen at (default: %(default)s, this machine only)",
+        help="the address to listen on (default: %(default)s, this machine only)",
     )
     parser.add_argument(
         "-p",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token",
-        help="the token for other addresses than the loopback (default: random)",
+        help="the token for addresses other than the loopback (default: random)",
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 

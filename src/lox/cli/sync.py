@@ -1,8 +1,8 @@
 """Sends a store to another directory or URL, or its runs to a tracker.
 
-Only what is new is sent. A copy can be read at any time, also while it is made and if
-that is interrupted: it is then the copy of an earlier moment. The store may be written
-to meanwhile. For a tracker, logs in .lox/unsent that its loggers could not send are
+Only what is new is sent. A copy can be read at any time, even while it is being made or
+if that was interrupted: it then shows an earlier state. The store may be written to at
+the same time. For a tracker, logs in .lox/unsent that its loggers could not send are
 sent as well.
 """
 
@@ -24,7 +24,7 @@ from ._output import count_of, print_json, readable_size, say_problems
 
 HELP = "copy a store, or send runs to a tracker; only what is new"
 
-# trackers that runs cannot be sent to; a directory of this name is named by a path
+# trackers that runs cannot be sent to; write a directory of such a name as a path
 _OTHERS = ("comet", "neptune", "tensorboard")
 _SECONDS = 30.0
 
@@ -106,7 +106,8 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
     Args:
         report: the report of one update.
         as_json: whether to print JSON.
-        reported: what was said about the update before; None if this is the first.
+        reported: what was reported about the previous update; None if this is the
+            first.
     """
     say_problems(report.skipped, report.errors, reported, "not copied")
     if as_json:
@@ -148,7 +149,7 @@ def _target(text: str) -> str:
     close = difflib.get_close_matches(name, targets.NAMES, 1, cutoff=0.75)
     if close and not os.path.exists(text):
         raise argparse.ArgumentTypeError(
-            f"{text} is not a tracker: there are {known}. For a directory of this "
+            f"{text} is not a tracker; available: {known}. For a directory of this "
             f"name, write ./{text}"
         )
     return text

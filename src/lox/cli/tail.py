@@ -1,7 +1,7 @@
 """Prints the last rows of runs; with `-f`, also new ones as they are written.
 
-`-f` ends when all runs have ended, or at Ctrl-C. Runs that are added to a store
-meanwhile are followed, too.
+`-f` ends when all runs have ended, or at Ctrl-C. Runs that are added to a store later
+are followed, too.
 """
 
 import argparse
@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how often to look for new rows (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON per row")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document per row"
+    )
 
 
 def run(arguments: Any) -> int:
@@ -83,7 +85,7 @@ def run(arguments: Any) -> int:
 
 
 def _check_keys(runs: Iterable[Run], arguments: Any) -> None:
-    """Raises if no row can be printed; if rows are awaited, says so."""
+    """Raises if no row can be printed; with `-f`, prints a message instead."""
     if arguments.key is None:
         return
     try:

@@ -71,7 +71,8 @@ class Logger:
         background: whether the backend is slow. It is then called by a background
             thread, from a queue, which is bounded; nothing is dropped.
         full: what happens if this queue is full: with `"wait"`, the program waits; with
-            `"spill"`, logs wait in `.lox/unsent` on disk, and are sent later, in order.
+            `"spill"`, logs are kept on disk, in `.lox/unsent`, and sent later, in
+            order.
         patience: the number of seconds that a background backend may take for a call,
             before it is considered failed.
         processes: as passed.
@@ -109,7 +110,7 @@ class Logger:
         raise NotImplementedError
 
     def flush(self, run: Any) -> None:
-        """Sends what `write` has buffered, if anything; called when there is time."""
+        """Sends what `write` has buffered, if anything; called from time to time."""
 
     def close(self, run: Any) -> None:
         """Closes a run."""
@@ -132,7 +133,7 @@ class Logger:
     def _init(
         self, key: Any, config: Any, make_sink: Callable[..., OpenSink]
     ) -> LoggerState:
-        """`init`, with a sink made of the runs, their sharing and their config."""
+        """`init`, with a function that creates the sink."""
         static, traced = split_config(config)
         words = words_of(key)
         make = functools.partial(make_sink, config=static)
@@ -267,7 +268,7 @@ class Logger:
                     f"{type(self).__name__} has no method `{method}`: a logger needs "
                     "`open(self, run)` and `write(self, run, logs)`."
                 )
-        # atomic: two threads get the same one
+        # atomic: two threads get the same object
         return found or self.__dict__.setdefault("_open_runs", OpenRuns(self))
 
     def _check_call(self, fun: Any, state: Any, method: str) -> None:
@@ -338,7 +339,7 @@ class Logger:
         return self.full
 
     def _sync(self) -> None:
-        """Waits until closed runs are on the disk; called once for many runs."""
+        """Waits until closed runs are on disk; called once for many runs."""
 
     def _row_writer(self) -> RowWriter | None:
         """A faster `write` for single rows of programs, if the backend has one."""

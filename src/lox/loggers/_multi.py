@@ -20,7 +20,7 @@ class MultiLogger(Logger):
     A logger that fails stops neither the program nor the other loggers.
 
     Args:
-        *loggers: the loggers, whose runs this one opens and closes. Without any,
+        *loggers: the loggers; this one opens and closes their runs. Without any,
             nothing is logged.
     """
 

@@ -38,15 +38,15 @@ class SaveLogger(Logger):
     """Saves each run to a directory of a store, for `lox.load` to read.
 
     Rows that have been written survive if the process is killed. `finish` also flushes
-    them to the disk, so that they survive a crash of the machine: all lanes of a `vmap`
-    at once.
+    them to disk, for all lanes of a `vmap` together, so that they survive a crash of
+    the machine.
 
     Args:
         path: the store's directory.
         config: the config of the runs, saved as JSON.
         exists: what to do if a run already exists: `"new"` raises an error,
             `"resume"` appends to it, `"overwrite"` replaces it.
-        processes: in a job of several processes, `"first"` saves rows of the whole
+        processes: in a multi-process job, `"first"` saves rows of the whole
             program once, and rows of the devices of all processes. `"all"` saves all
             rows of all processes.
 
@@ -86,7 +86,7 @@ class SaveLogger(Logger):
         self._mode = mode_of(exists, "SaveLogger")
         # the jobs whose runs this one replaces, by run
         self._replaced: dict[str, str | None] = {}
-        # the closed runs that may not be on the disk yet
+        # the closed runs that may not be on disk yet
         self._closed: list[Writer] = []
 
     def _check(self, run: RunInfo) -> None:
@@ -114,7 +114,7 @@ class SaveLogger(Logger):
             if path.exists():
                 create_run(path, "w", run.key, run.config, job=job)
         # Shows that the process has not finished: it may be killed before its first
-        # row. What prevents it is reported with that row.
+        # row. If that fails, it is reported with that row.
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
 

@@ -1,4 +1,4 @@
-"""Every test of a tracker runs in an empty directory, and may be told of left keys."""
+"""Every test of a tracker runs in an empty directory."""
 
 import pytest
 

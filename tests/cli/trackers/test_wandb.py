@@ -230,7 +230,7 @@ def test_unsent_rows_are_not_sent_to_another_server(server, capsys, monkeypatch)
     monkeypatch.setattr(wandb.setup().settings, "base_url", "https://example.com")
     assert sync(".lox/unsent", "--to", "wandb") == 1
     assert capsys.readouterr().err == (
-        f"lox: error: wandb: these logs belong to a run at {there}, and W&B is set up "
+        f"lox: error: wandb: these logs belong to a run at {there}, but W&B is set up "
         "for https://example.com. Set `WANDB_BASE_URL`.\n"
     )
     monkeypatch.setattr(wandb.setup().settings, "base_url", there)

@@ -1,6 +1,5 @@
 """Hostile input: damaged files, requests that are not HTTP, and wrong arguments.
 
-Whatever a user, another program or a broken disk hands over, lox returns a result, or
-raises an error of its own: it never crashes, hangs, runs code of the input, or writes
-elsewhere.
+Whatever the input, lox returns a result or raises one of its own errors: it never
+crashes, hangs, executes code from the input, or writes elsewhere.
 """

@@ -1,4 +1,4 @@
-"""Hands hostile input to lox: `python -m tests.fuzz.hostile [--count N] [--seed S]`.
+"""Runs lox on hostile input: `python -m tests.fuzz.hostile [--count N] [--seed S]`.
 
 `--count 1 --seed S --only KIND` repeats a case.
 """

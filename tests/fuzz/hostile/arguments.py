@@ -28,14 +28,14 @@ from tests.page.stores import write_seeds
 
 
 class _Odd:
-    """An object of no known kind."""
+    """An object of an unknown type."""
 
     def __repr__(self) -> str:
         return "odd"
 
 
 class _Raising:
-    """An object of which nothing works."""
+    """An object whose methods all raise."""
 
     def __len__(self) -> int:
         raise TypeError("no length")
@@ -217,7 +217,7 @@ _AROUND: tuple[Callable[[Any], Any], ...] = (
 
 
 def _inside(function: Any, rng: random.Random) -> Callable[..., Any]:
-    """Calls a function that logs inside of transformations."""
+    """Calls a function that logs inside transformations."""
     around = rng.sample(_AROUND, rng.choice((1, 2)))
 
     def call(*args: Any, **named: Any) -> None:
@@ -317,7 +317,7 @@ def check(seed: int) -> None:
     positional, named = call_arguments(function, rng)
     text = f"{name}(*{positional!r:.300}, **{named!r:.600})"
     if name in _LOGGING and rng.random() < 0.7:
-        function, text = _inside(function, rng), f"inside of a program: {text}"
+        function, text = _inside(function, rng), f"inside a program: {text}"
     # JAX's own, about a generator
     warnings.filterwarnings("ignore", "Python iterable type", DeprecationWarning)
     try:
@@ -438,7 +438,7 @@ _COMMANDS = (
 
 
 def check_environment(seed: int) -> None:
-    """Runs a command, or logs an event, with odd environment variables."""
+    """Runs a command, or logs an event, with invalid environment variables."""
     rng = random.Random(f"environment {seed}")
     shutil.copytree(_store(), "store")
     odd = [text for text in ODD_TEXTS if not {*text} & {"\0", "\ud800"}]

@@ -125,7 +125,7 @@ RUNS = ("scalars", "kinds", "lanes", "timed", "processes", "old")
 
 
 def _tried(function: Callable[..., Any], *arguments: Any) -> None:
-    """Calls a function; errors of lox are what it may raise."""
+    """Calls a function, which may raise only errors of lox."""
     try:
         function(*arguments)
     except lox.LoxError as error:

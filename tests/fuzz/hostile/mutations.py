@@ -1,4 +1,4 @@
-"""Damages files: bytes, the content of checked files, and what the file itself is."""
+"""Damages files: their bytes, the content of files with checksums, and their type."""
 
 import json
 import os

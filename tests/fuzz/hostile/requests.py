@@ -1,4 +1,4 @@
-"""Requests that no browser sends, to a `lox serve` that runs."""
+"""Malformed requests to a running `lox serve`."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ _CONNECTIONS = 80  # more than the server takes at once
 
 
 class Server:
-    """A `lox serve` in a process of its own, and a file that it must not show."""
+    """A `lox serve` in a separate process, and a file that it must not show."""
 
     def __init__(self) -> None:
         root = pathlib.Path(tempfile.mkdtemp(dir=".", prefix="serve-")).resolve()
@@ -52,7 +52,7 @@ class Server:
             return _read_all(connection)
 
     def assert_works(self) -> None:
-        """Asserts that the server is alive, and has had no errors of its own."""
+        """Asserts that the server is alive, and has had no internal errors."""
         answer = self.answer(self.request("/index?since=0"))
         assert answer.startswith(b"HTTP/1.1 200 "), f"a good request: {answer[:300]!r}"
         assert answer.endswith(b"}"), "a good request got half an answer"

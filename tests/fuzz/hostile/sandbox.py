@@ -45,7 +45,7 @@ class Failure:
 
 
 class Forbidden:
-    """Notices when a case runs code or writes outside of its directory.
+    """Notices when a case runs code or writes outside its directory.
 
     Args:
         directory: where it may write.
@@ -122,7 +122,7 @@ def worker(module: str, name: str, first: str, end: str, directory: str) -> None
     for seed in range(int(first), int(end)):
         os.write(report, (json.dumps({"seed": seed}) + "\n").encode())
         faulthandler.dump_traceback_later(HANG, exit=True)
-        # so deep that `../..` is not outside of the directory
+        # so deep that `../..` is not outside the directory
         here = root / "cases" / "of" / "one"
         here.mkdir(parents=True)
         os.chdir(here)
@@ -160,7 +160,7 @@ def quiet() -> Iterator[None]:
 
 
 def command(*arguments: str, codes: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Runs the `lox` command, and checks its exit code and what it says."""
+    """Runs the `lox` command, and checks its exit code and its output."""
     from lox.cli import main
 
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]

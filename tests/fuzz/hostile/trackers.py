@@ -1,4 +1,4 @@
-"""Odd options of tracker loggers, and damaged logs that a logger could not send.
+"""Invalid options of tracker loggers, and damaged logs that a logger could not send.
 
 The clients of the trackers are real, and write to local files or nowhere.
 """
@@ -84,7 +84,7 @@ def _init(module: str) -> Callable[..., Any]:
 
 
 def check(seed: int) -> None:
-    """Creates a logger with odd options; opens, writes and closes a run."""
+    """Creates a logger with invalid options; opens, writes and closes a run."""
     rng = random.Random(f"trackers {seed}")
     made = [_open(name) for name in _LOGGERS.values()]
     made += [_init(module) for module in ("wandb", "neptune")]

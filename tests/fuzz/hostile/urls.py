@@ -1,4 +1,4 @@
-"""Stores at URLs: damaged files, odd URLs, and file systems that lie or fail."""
+"""Stores at URLs: damaged files, invalid URLs, and misbehaving file systems."""
 
 import contextlib
 import functools
@@ -77,14 +77,14 @@ _NAMES = (
 
 
 class HostileFiles(MemoryFileSystem):
-    """Files in memory, of which some calls fail, or return what is not true.
+    """Files in memory, some of whose calls fail, or return wrong data.
 
     What a call does depends on the case, the file and how often it was asked for, but
     not on which thread is faster.
 
     Attributes:
         case: the number of the case.
-        share: the share of calls that are odd.
+        share: the share of calls that misbehave.
         calls: how often each file was asked for.
     """
 
@@ -97,7 +97,7 @@ class HostileFiles(MemoryFileSystem):
 
     @classmethod
     def begin(cls, case: int) -> None:
-        """Removes all files; calls are not odd until the share is set."""
+        """Removes all files; no call misbehaves until the share is set."""
         cls.case, cls.share = case, 0.0
         cls.calls.clear()
         cls.store.clear()
@@ -109,7 +109,7 @@ class HostileFiles(MemoryFileSystem):
         return f"/{path}" if path else ""
 
     def _odd(self, what: str, path: str) -> random.Random | None:
-        """For a call that is odd, how; it may raise an error."""
+        """How a call misbehaves, if it does; it may raise an error."""
         counter = self.calls.setdefault((what, path), itertools.count())
         rng = random.Random(f"{self.case} {what} {path!a} {next(counter)}")
         if rng.random() >= self.share:

@@ -1,4 +1,4 @@
-"""Odd options of tracker loggers, and damaged logs that they could not send."""
+"""Invalid options of tracker loggers, and damaged logs that they could not send."""
 
 import importlib.util
 import sys

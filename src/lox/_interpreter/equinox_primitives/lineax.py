@@ -38,7 +38,7 @@ def _patch_of_lineax(module: Any) -> Patch:
     return Patch(
         "the JVP rule of `lineax.linear_solve`",
         without="the solution of a linear system is logged again for each tangent",
-        instead="log outside of `lineax.linear_solve`",
+        instead="log outside `lineax.linear_solve`",
         install=install,
         refuse=lambda patch: reject(patch, primitive),
     )

@@ -15,7 +15,7 @@ from .expansion import trace
 
 
 class _Expansions:
-    """What a primitive does without its events, as jaxprs; no pytree, as a dict is."""
+    """The jaxprs of a primitive without its events; unlike a dict, not a pytree."""
 
     def __init__(self) -> None:
         self.kept: dict[Any, Any] = {}

@@ -71,14 +71,14 @@ def _find_selecting_inputs(jaxpr: Any) -> LanePredicates:
 def _selecting_atoms(eqn: Any) -> tuple[list[Any], list[Any]]:
     """The inputs of an equation that are predicates of each lane.
 
-    Also returns the inputs that other predicates, inside of the equation, are computed
+    Also returns the inputs that other predicates, inside the equation, are computed
     from.
     """
     name = eqn.primitive.name
     if name == "select_if_vmap":
         return eqn.invars[:1], []
     if name == "maybe_set":
-        # if the buffer does not belong to a loop of this kind, its predicate is its own
+        # a buffer that does not belong to a loop of this kind has its own predicate
         return ([], []) if eqn.params["makes_false_steps"] else (eqn.invars[:1], [])
     if eqn.primitive in (primitives.while_p, primitives.scan_p):
         return [], []  # the predicates inside are those of another loop
@@ -115,7 +115,7 @@ def _is_conjunction(eqn: Any) -> bool:
 
 
 def _ancestors(atoms: list[Any], sources: dict[Any, Any]) -> set[Any]:
-    """The variables that some variables are computed from, and these themselves."""
+    """These variables, and all variables that they are computed from."""
     found: set[Any] = set()
     left = [atom for atom in atoms if not isinstance(atom, jaxprs.Literal)]
     while left:

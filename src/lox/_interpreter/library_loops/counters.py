@@ -105,9 +105,9 @@ class _InSync(NamedTuple):
 
     Attributes:
         counters: counters that every iteration increments. A lane that has ended has a
-            smaller number.
+            smaller count.
         starts: the constants that some of these start with, if every lane runs the
-            first iteration: a lane that has ended has another number.
+            first iteration: a lane that has ended has another count.
     """
 
     counters: frozenset[int]

@@ -56,8 +56,8 @@ def _index_of_when(event: Event) -> list[int]:
 def other_deciding_inputs(eqn: Any) -> set[int]:
     """Those of a loop that are not its counters.
 
-    They decide inside of its body, or are read by its condition. A carry that does not
-    change is no counter here.
+    They are deciding inputs of its body, or its condition reads them. A carry that does
+    not change is not a counter here.
     """
     found = _inner(eqn, own_deciding_inputs) | _inputs_of_condition(eqn)
     return found.difference(counters_of(eqn)) | (found & unchanged_carries(eqn))

@@ -3,7 +3,7 @@
 `eqxi.while_loop(kind="bounded")` is a `scan` of branches whose predicates are merged.
 Reverse mode separates the events of `log_grad`, and of the backward rules of custom
 functions, from these predicates. So they get their masks before, while they are still
-inside of the branches.
+inside the branches.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
 """Compares merged values with their per-lane values, before the program runs.
 
-A lane runs what the merged value decides. If `unvmap_any` merged it, a lane may run
-more than it would alone, and the events of that are masked. A lane may also run less:
-the merged value of a predicate then excludes a branch or a step that the lane would run
-alone, and its events are lost. Which of these may happen is inferred here: whether a
-merged value is never below, or never above, the per-lane value.
+The merged value decides what a lane runs. If `unvmap_any` merged it, a lane may run
+more than it would alone, and these additional events are masked. A lane may also run
+less: the merged value of a predicate then excludes a branch or a step that the lane
+would run alone, and its events are lost. Which of these may happen is inferred here:
+whether a merged value is never below, or never above, the per-lane value.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from lox._jax import jaxprs
 from .counters import counters_in_sync, first_iterations
 from .deciding_inputs import called_jaxpr
 
-# How a merged value compares with the per-lane value. 0 if that is not known. `SAME` is
+# How a merged value compares with the per-lane value; 0 if that is not known. `SAME` is
 # for lanes that run: those that have ended may have another value.
 ABOVE, BELOW, SAME = 1, -1, 2
 
@@ -145,7 +145,7 @@ def _common(directions: Iterable[int | None]) -> int | None:
 
 
 def direction_of_predicate(cond: Any) -> int | None:
-    """That of the condition of a loop whose inputs are not merged."""
+    """The direction of the condition of a loop whose inputs are not merged."""
     jaxpr = jaxprs.open_jaxpr(cond)
     (predicate,) = _values_of_jaxpr(jaxpr, [_NOT_MERGED] * len(jaxpr.invars))
     return predicate.direction

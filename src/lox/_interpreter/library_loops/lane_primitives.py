@@ -80,8 +80,8 @@ def refuse_different_starts(x: Any, start: Any, event: Event) -> Any:
     """Returns `x`; the start of a loop's counter must be the same in all lanes.
 
     A lane that starts early, because of another one, recomputes what it would otherwise
-    reuse. That is where its cotangents go, which reach neither computation as they
-    would without the other lane.
+    reuse. Its cotangents then flow into the recomputation, and are not those that it
+    would have alone.
 
     Args:
         x: any value.
@@ -92,9 +92,9 @@ def refuse_different_starts(x: Any, start: Any, event: Event) -> Any:
         f"{event.call.description}, is in the backward pass of a loop that may start "
         "earlier in a lane of `jax.vmap` because another lane needs it, such as the "
         "stages of a diffrax solver that reuses the last stage of the previous step "
-        "(FSAL, like `Tsit5`). The lane then has other cotangents than without the "
-        "others. Use `jax.lax.map` instead of `jax.vmap`, a solver without FSAL such "
-        "as `Heun`, or log the cotangent outside of the loop."
+        "(FSAL, like `Tsit5`). The lane then has other cotangents than it would have "
+        "alone. Use `jax.lax.map` instead of `jax.vmap`, a solver without FSAL such "
+        "as `Heun`, or log the cotangent outside the loop."
     )
     return same_in_lanes_p.bind(x, start, problem=problem)
 
@@ -109,8 +109,8 @@ def refuse_lanes(x: Any, values: Sequence[Any], event: Event) -> Any:
     """
     problem = (
         f"{event.call.description}, is in the backward pass of a loop of Equinox that "
-        "runs until its last lane of `jax.vmap` has ended, and which lanes have ended "
-        "is not known. Use `jax.lax.map` instead of `jax.vmap`, or log outside of the "
+        "runs until its last lane of `jax.vmap` has ended, and it is not known which "
+        "lanes have ended. Use `jax.lax.map` instead of `jax.vmap`, or log outside the "
         "loop."
     )
     return same_in_lanes_p.bind(x, *values, problem=problem)
@@ -128,9 +128,8 @@ def refuse_merged_carry(x: Any, value: Any, event: Event) -> Any:
     problem = (
         f"{event.call.description}, is in a loop or branch that depends on a carry of "
         "the loop around it, or on a constant of the loop's condition, which Equinox "
-        "has merged over the lanes of `jax.vmap`, so "
-        "that the lanes that log it are not known. Use `jax.lax.map` instead of "
-        "`jax.vmap`, or log outside of the loop."
+        "has merged over the lanes of `jax.vmap`, so it is not known which lanes log "
+        "it. Use `jax.lax.map` instead of `jax.vmap`, or log outside the loop."
     )
     return same_in_lanes_p.bind(x, value, problem=problem)
 
@@ -146,7 +145,7 @@ def refuse_different_steps(x: Any, start: Any, event: Event) -> Any:
     problem = (
         f"{event.call.description}, is logged by each step of a loop of Equinox "
         '(`kind="bounded"`) that may start earlier in a lane of `jax.vmap` because '
-        "another lane needs it. The lane then has other steps than without the others. "
+        "another lane needs it. The lane then has other steps than alone. "
         'Use `jax.lax.map` instead of `jax.vmap`, `kind="lax"` or '
         '`kind="checkpointed"` (`scan_kind` of the solvers of diffrax), or log in the '
         "body of the loop."
@@ -165,8 +164,8 @@ def refuse_lost_events(x: Any, value: Any, event: Event) -> Any:
     problem = (
         f"{event.call.description}, is in a branch or loop whose predicate, index or "
         "start is merged over the lanes of `jax.vmap` (`eqxi.unvmap_any`, "
-        "`unvmap_all`, `unvmap_max`), so that a lane that would log it alone may not "
-        "run it because of another lane. Log outside of the branch or loop, with the "
+        "`unvmap_all`, `unvmap_max`), so a lane that would log it alone may not "
+        "run it because of another lane. Log outside the branch or loop, with the "
         "predicate of the lane in `when=`, or use `jax.lax.map` instead of `jax.vmap`."
     )
     return same_in_lanes_p.bind(x, value, problem=problem)

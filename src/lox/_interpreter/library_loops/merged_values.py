@@ -90,7 +90,7 @@ def is_backward_loop(eqn: Any) -> bool:
 
 
 def events_of_backward_pass(eqn: Any, jaxpr: Any) -> list[Event]:
-    """The events that the backward pass of loops may log, which is in the same jaxpr.
+    """The events that the backward pass of loops, in the same jaxpr, may log.
 
     Args:
         eqn: a loop, or an equation that passes the starts of counters to loops inside.
@@ -134,7 +134,7 @@ def merges_lanes_in(params: dict[str, Any]) -> bool:
 
 
 def merges_lanes_inside(jaxpr: Any) -> bool:
-    """Whether a jaxpr reduces over lanes, or is made for that, at any depth."""
+    """Whether a jaxpr reduces over lanes, at any depth, or is prepared to do so."""
 
     def find() -> bool:
         return any(

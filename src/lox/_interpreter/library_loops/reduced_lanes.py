@@ -1,10 +1,10 @@
 """Refuses events that depend on lanes that JAX has reduced before lox sees the program.
 
 In `lox.spool(jax.vmap(f))`, JAX calls the batching rules of the primitives that `f`
-binds directly. That of `unvmap_any` reduces over the lanes at once: the program that is
-traversed has the merged value, and an operand whose lanes cannot be told from other
-axes. In a function that is called by `jit`, or in a loop or branch, lox masks events
-before JAX batches it.
+binds directly. The rule of `unvmap_any` reduces over the lanes immediately: the
+traversed program has the merged value, and an operand whose lanes cannot be
+distinguished from other axes. In a function that is called by `jit`, or in a loop or
+branch, lox masks events before JAX batches it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ def _any_in(atoms: Iterable[Any], found: set[Any]) -> bool:
 
 
 def depends_on_reduced(eqn: Any, reduced: set[Any]) -> bool:
-    """Whether reduced lanes decide about events of an equation that have lanes."""
+    """Whether events of an equation that have lanes depend on reduced lanes."""
     if is_event(eqn):
         events: Sequence[Event] = [eqn.params["event"]]
     else:
@@ -74,8 +74,8 @@ class _Refusing(AllEventsRewriter):
 def _problem(event: Event) -> str:
     return (
         f"{event.call.description}, depends on `eqxi.unvmap_any`, `unvmap_all` or "
-        "`unvmap_max`, which has reduced over the lanes of `jax.vmap` before lox sees "
-        "the program, so that the lanes that log it are not known. Write "
+        "`unvmap_max`, which JAX has reduced over the lanes of `jax.vmap` before lox "
+        "sees the program, so it is not known which lanes log it. Write "
         "`jax.vmap(lox.spool(f))` instead of `lox.spool(jax.vmap(f))`, or put "
         "`jax.jit` around the function that `jax.vmap` gets: `jax.vmap(jax.jit(f))`. "
         "To reduce over an array that is not made of lanes, use `jnp.any`."

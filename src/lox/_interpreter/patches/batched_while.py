@@ -49,7 +49,7 @@ def batch_while(
 def logs_or_made_by_lox(params: dict[str, Any]) -> bool:
     """Whether a loop logs, or lox has rebuilt it from a loop that does.
 
-    The latter has the same result as with JAX's rule alone, but is batched faster.
+    A rebuilt loop has the same result as with JAX's rule alone, but is batched faster.
     """
     return bool(events_in(params)) or jaxprs.is_made_by_lox(params["body_jaxpr"])
 

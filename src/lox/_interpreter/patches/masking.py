@@ -27,7 +27,7 @@ class EventMasker(AllEventsRewriter):
             raise UnsupportedPrimitiveError(
                 f"{event.call.description}, is in the `def_vmap` rule of a function in "
                 "a branch or loop with a predicate per lane. Log it in the function "
-                "itself, or outside of it."
+                "itself, or outside it."
             )
         if not array_types.is_same_along(context, event.call.over):
             # not an error if `nolog` removes it

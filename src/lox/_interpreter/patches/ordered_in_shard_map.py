@@ -2,7 +2,7 @@
 
 XLA aborts the process if a program with ordered effects runs in a `shard_map` that
 splits only some axes of its mesh. Where an event is bound, the mesh shows this, except
-in a `shard_map` inside of another one, which looks as if it split all of them.
+in a nested `shard_map`, which seems to split all axes.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ def _lower_shard_map(
     if set(primitives.manual_axes(params)) != set(params["mesh"].axis_names):
         (event, *_) = ordered_events(params)
         raise UnsupportedPrimitiveError(
-            f"{event.call.description}, is in a `jax.shard_map` inside of another one, "
+            f"{event.call.description}, is in a `jax.shard_map` inside another one, "
             "and goes from there to a logger or a callback in program order, which XLA "
             "does not support. Write `lox.log` there, and apply `lox.tap`, `lox.spool` "
-            "or the logger outside of the outer `jax.shard_map`; or give `lox.tap` "
+            "or the logger outside the outer `jax.shard_map`; or give `lox.tap` "
             "`ordered=False`; or split all axes of the mesh in one `jax.shard_map`."
         )
     return rule(ctx, *args, **params)

@@ -1,7 +1,7 @@
 """Differentiating a `scan`.
 
 JAX hoists loop-invariant code out of a differentiated `scan`, so an event of constants
-(for example, the learning rate) would be logged once instead of at every iteration.
+(for example, the learning rate) would be logged once instead of in every iteration.
 Every event gets an *anchor*: an additional operand that changes.
 """
 

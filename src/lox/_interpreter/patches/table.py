@@ -92,7 +92,7 @@ _TWICE = "JAX runs a differentiated `while_loop` twice, and logs its events twic
 
 patches.add(
     *(
-        patch_of_rule(kind, scan_p, wrapper, _HOISTED, "log outside of `scan`")
+        patch_of_rule(kind, scan_p, wrapper, _HOISTED, "log outside `scan`")
         for kind, wrapper in (
             ("JVP", jvp_of_scan),
             ("linearization", linearize_scan),
@@ -113,7 +113,7 @@ patches.add(
         checkpoint_p,
         dce_checkpoint,
         "JAX removes a `checkpoint` whose results are not used, and its events",
-        "log outside of `jax.checkpoint`",
+        "log outside `jax.checkpoint`",
     ),
     *(
         patch_of_rule(
@@ -122,7 +122,7 @@ patches.add(
             dce_hijax,
             "JAX removes a high-level primitive whose results are not used, and its "
             "events",
-            "log outside of high-level primitives",
+            "log outside high-level primitives",
         )
         for primitive in (hijax_p,)
         if primitive is not None
@@ -142,7 +142,7 @@ patches.add(
         cond_p,
         batch_cond,
         "under `vmap`, all lanes log the events of all branches",
-        "log outside of `cond` and `switch`",
+        "log outside `cond` and `switch`",
         events_and_cotangents_in,
         applies=may_log,
     ),
@@ -151,11 +151,11 @@ patches.add(
         while_p,
         batched_while.batch_while,
         "under `vmap`, lanes continue to log after their loop has ended",
-        "log outside of `while_loop`",
+        "log outside `while_loop`",
         applies=batched_while.logs_or_made_by_lox,
     ),
     *(
-        patch_of_rule(kind, while_p, wrapper, _TWICE, "log outside of `while_loop`")
+        patch_of_rule(kind, while_p, wrapper, _TWICE, "log outside `while_loop`")
         for kind, wrapper in (
             ("partial evaluation", partial_eval_while),
             ("checkpoint", partial_eval_while_equation),
@@ -166,19 +166,19 @@ patches.add(
         linear_solve_p,
         recomputation.jvp_of_linear_solve,
         "the solution of a linear system is logged again for each tangent",
-        "log outside of `custom_linear_solve`",
+        "log outside `custom_linear_solve`",
     ),
     Patch(
         "the lowering rule of `shard_map`",
         without="devices may wait forever for others that take another branch",
-        instead="log with `over` outside of branches and loops",
+        instead="log with `over` outside branches and loops",
         install=differing_devices.install,
         refuse=differing_devices.refuse,
     ),
     Patch(
         "the lowering rule of `shard_map`, for events in program order",
-        without="XLA aborts if they are in a `shard_map` inside of another one",
-        instead="log outside of `shard_map`",
+        without="XLA aborts if they are in a `shard_map` inside another one",
+        instead="log outside `shard_map`",
         install=ordered_in_shard_map.install,
         refuse=ordered_in_shard_map.refuse,
     ),
@@ -186,7 +186,7 @@ patches.add(
         "the effects of high-level primitives",
         without="JAX removes a high-level primitive whose results are not used, and "
         "its events",
-        instead="log outside of high-level primitives",
+        instead="log outside high-level primitives",
         install=lambda: hijax.propagate_effects(
             frozenset({LOG_EFFECT, ORDERED_LOG_EFFECT})
         ),
@@ -207,7 +207,7 @@ patches.add(
             if primitive is while_p
             else library_batching.batch_inner_jaxprs,
             "under `vmap`, lanes continue to log after their loop of Equinox has ended",
-            "log outside of `eqxi.while_loop` and of functions that use it",
+            "log outside `eqxi.while_loop` and of functions that use it",
             library_batching.events_with_merged_lanes,
             " for loops of Equinox",
             library_batching.may_log_with_merged_lanes,
@@ -222,7 +222,7 @@ patches.add(
             library_derivatives.differentiate_scan,
             "under `vmap`, lanes log cotangents of zero after their loop of Equinox "
             "has ended",
-            "use `log_grad` outside of `eqxi.while_loop`",
+            "use `log_grad` outside `eqxi.while_loop`",
             library_batching.events_with_merged_lanes,
             " for loops of Equinox",
             library_derivatives.may_log_with_merged_lanes,

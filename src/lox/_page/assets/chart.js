@@ -234,7 +234,7 @@ class Chart {
     ctx.restore();
   }
 
-  // What the card says beside its title.
+  // The text of the card next to its title.
   describe() {
     const { state } = this.page;
     const data = this.data;
@@ -462,7 +462,8 @@ function firstChange(data, changed) {
   return first;
 }
 
-// Replaces the last buckets of a chart by newer ones; null if they do not fit together.
+// Replaces the last buckets of a chart with newer ones; null if they do not fit
+// together.
 function append(old, news, start) {
   const lanes = (data) => JSON.stringify([data.lanes.runs, data.lanes.names]);
   const labels = (data) => JSON.stringify(data.groups.map((g) => [g.label, g.lanes]));

@@ -132,7 +132,7 @@ class MediaCard {
     const v = low + ((bottom - py) / (bottom - top)) * (high - low);
     const j = run.edges[i].findIndex((edge, k) => k + 1 < run.edges[i].length && edge <= v && v <= run.edges[i][k + 1]);
     tooltip.replaceChildren(el("p", { class: "at" }, `${axisName(run.axis)} ${exact(run.x[i])}`),
-      el("p", {}, j < 0 ? "outside of all bins" : `${number(run.edges[i][j])} to ${number(run.edges[i][j + 1])}: ${number(run.counts[i][j])}`));
+      el("p", {}, j < 0 ? "outside all bins" : `${number(run.edges[i][j])} to ${number(run.edges[i][j + 1])}: ${number(run.counts[i][j])}`));
     tooltip.hidden = false;
     place(tooltip, this.canvas.getBoundingClientRect(), px, py);
   }

@@ -95,7 +95,7 @@ class Page {
     this.root.replaceChildren(this.app);
   }
 
-  // Shows everything anew.
+  // Draws everything again.
   update() {
     const { state, source: { index } } = this;
     this.cache = {};

@@ -1,4 +1,4 @@
-// Where a page begins: in a file, at `lox serve`, or in a notebook.
+// The entry points of a page: in a file, at `lox serve`, or in a notebook.
 
 function startFile() {
   const block = (name) => document.getElementById(name)?.textContent;
@@ -11,7 +11,7 @@ function startLive() {
   new Page(document.getElementById("lox"), new LiveSource(index), { useHash: true });
 }
 
-// A shadow root keeps the styles of the notebook and of the page apart.
+// A shadow root separates the styles of the notebook from those of the page.
 function startNotebook(id, style, content, blocks) {
   const host = document.getElementById(id);
   const root = host.shadowRoot || host.attachShadow({ mode: "open" });

@@ -78,7 +78,8 @@ function dayText(date) {
   return `${date.getFullYear()}-${twoDigits(date.getMonth() + 1)}-${twoDigits(date.getDate())}`;
 }
 
-// Ticks of wall time in the time zone of the reader; the day is said where it changes.
+// Ticks of wall time in the time zone of the reader; the date is shown where it
+// changes.
 function clockTicks(splits, step) {
   let before = "";
   return splits.map((v) => {
@@ -118,7 +119,7 @@ function swatch({ line, dash }) {
   return mark;
 }
 
-// Puts the tooltip beside the pointer, inside the window.
+// Puts the tooltip next to the pointer, inside the window.
 function place(tooltip, box, left, top) {
   const { offsetWidth: width, offsetHeight: height } = tooltip;
   let x = box.left + left + 16;

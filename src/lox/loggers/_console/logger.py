@@ -127,7 +127,7 @@ class ConsoleLogger(Logger):
     def _drop_ended(self) -> None:
         display, now = self._display, time.monotonic()
         due = now - self._last_refresh > _TABLE_INTERVAL
-        # draw ended runs a last time, but not so often that open runs slow down
+        # draw ended runs one last time, but not so often that open runs slow down
         if self._any_ended and display is not None and due:
             self._last_refresh = now
             display.refresh()

@@ -1,4 +1,4 @@
-"""Calls the backend of a logger; what the backend does not accept is saved on disk."""
+"""Calls the backend of a logger; logs that it does not accept are saved on disk."""
 
 import contextlib
 import inspect
@@ -44,7 +44,7 @@ class OpenRun:
         opened_by_logs: whether it was opened by its first logs, before `init`.
         failed: whether the backend has failed; then all logs are saved on disk.
         hangs: whether the backend has not returned from a call.
-        spills: whether logs go to the disk when the queue is full.
+        spills: whether logs go to disk when the queue is full.
         spill: the logs that wait on disk.
     """
 
@@ -65,7 +65,7 @@ class OpenRun:
         self.unflushed_bytes = 0
         self.spills = False
         self.spill: Spill | None = None
-        # the same for all logs of the run that are saved on disk
+        # identifies all logs of the run that are saved on disk
         self.token = new_token()
         # the logs that are saved on disk
         self.unsent: Unsent | None = None
@@ -198,12 +198,12 @@ class Backend:
         try:
             self._logger._sync()
         except self._caught as error:
-            self.warn(None, f"could not flush closed runs to the disk: {error!r}.")
+            self.warn(None, f"could not flush closed runs to disk: {error!r}.")
 
     # --- logs that wait on disk ------------------------------------------------------
 
     def spill(self, run: OpenRun, logs: logdict, size: int) -> bool:
-        """Writes logs to the disk, to be sent later; False if that is not possible."""
+        """Writes logs to disk, to be sent later; False if that is not possible."""
         try:
             if run.spill is None:
                 config = self._logger._run_info(run.words, run.config).config
@@ -217,8 +217,8 @@ class Backend:
             self._warn_once(
                 run,
                 "disk",
-                f"its queue is full, and logs cannot wait on disk: {error!r}. The "
-                "program waits instead.",
+                f"its queue is full, and logs cannot be written to disk: {error!r}. "
+                "The program waits instead.",
             )
             return False
         self._warn_once(

@@ -65,7 +65,7 @@ class OpenRuns:
         # the config of the runs that this process writes only if its devices log
         self._skipped: dict[Words, Mapping[str, Any]] = {}
         self._finished: set[Words] = set()
-        # runs to close when no program can log to them any more
+        # runs to close when no program can log to them anymore
         self._ending: set[Words] = set()
         # logs that have arrived before their run was opened
         self._early: dict[Words, list[logdict]] = {}
@@ -91,8 +91,8 @@ class OpenRuns:
 
         Args:
             words: the words of its key.
-            shared: the number of devices that ask for the run; the first one opens it.
-                0 if the program opens it once.
+            shared: the number of devices that open the run; only the first call opens
+                it. 0 if the program opens it once.
             late: whether the program is not waiting for the call. Then a run that
                 cannot be opened is handled like one that fails, and the error is
                 raised later.
@@ -171,10 +171,10 @@ class OpenRuns:
             )
         if words in self._open:
             raise LoxValueError(
-                f"{name} has a run with the key {run_name(words)} open, whose logs "
-                "would be mixed with those of this run. Give each run, and each lane "
-                "of a `jax.vmap`, its own key, such as `jax.random.fold_in(key, i)`, "
-                "or `finish` the other run first."
+                f"{name} already has an open run with the key {run_name(words)}, and "
+                "the logs of both would be mixed. Give each run, and each lane of a "
+                "`jax.vmap`, its own key, such as `jax.random.fold_in(key, i)`, or "
+                "`finish` the other run first."
             )
 
     def _check_not_finished(self, words: Words) -> None:
@@ -321,7 +321,7 @@ class OpenRuns:
         with self._queue.lock if run.spills else contextlib.nullcontext():
             self._put_chunks(run)
             self._put_call(self.backend.close, run)
-            run.spills = False  # so that no logs go to the disk any more
+            run.spills = False  # so that no logs go to disk any more
         self.backend.raise_error()
 
     def close_late(self, words: Words) -> None:
@@ -372,7 +372,7 @@ class OpenRuns:
             generation = self._queue.generation
 
     def _give_up(self, generation: int) -> None:
-        """Marks all runs as failed, since the backend hangs; saves their logs."""
+        """Marks all runs as failed, because the backend hangs; saves their logs."""
         assert self._queue is not None
         with self.backend.lock:
             if self._queue.generation != generation:  # another thread was faster
@@ -384,7 +384,7 @@ class OpenRuns:
             for run in {*waiting, *list(self._open.values())}:
                 run.hangs = True
                 self.backend.fail(run, error)
-            for job in self._queue.give_up():  # these only write to the disk now
+            for job in self._queue.give_up():  # these only write to disk now
                 job()
 
     def _put_call(self, call: Callable[[OpenRun], None], run: OpenRun) -> None:
@@ -435,7 +435,7 @@ class OpenRuns:
         for run in runs:
             self.backend.flush(run)
         with self._queue.lock:
-            # else some of their logs may be in the queue, which come first
+            # otherwise some of their logs may be in the queue, and come first
             if self._queue.is_empty():
                 for run in runs:
                     self._put_chunks(run)

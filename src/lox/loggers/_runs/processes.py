@@ -1,4 +1,4 @@
-"""Which process of a job of several processes logs what.
+"""Decides which process of a multi-process job logs what.
 
 All processes run the same program. A row of the whole program is logged by the first
 process alone, and a row of a device by the process of that device, if the logger can
@@ -45,7 +45,7 @@ class ProcessFilter:
         return self._index == 0
 
     def logs(self) -> bool:
-        """Whether it logs what is being delivered now."""
+        """Whether it logs the event that is being delivered."""
         if self.is_first or self._logger.processes == ALL:
             return True
         return self._logger._keeps_devices and getattr(delivery, "per_device", False)

@@ -55,9 +55,9 @@ class JobQueue:
         self._worker: threading.Thread | None = None
 
     def put(self, job: Job, size: int) -> bool:
-        """Adds a job when there is room; returns False if that takes too long.
+        """Adds a job when there is space; returns False if that takes too long.
 
-        If an interrupt arrives, adds the job without waiting for room.
+        If an interrupt arrives, adds the job without waiting for space.
         """
         with self._changed:
             if not self.has_room() and not self._wait(self.has_room):
@@ -66,7 +66,7 @@ class JobQueue:
         return True
 
     def put_now(self, job: Job, size: int = 0) -> None:
-        """Adds a job, even if there is no room."""
+        """Adds a job, even if the queue is full."""
         with self._changed:
             self._jobs.append((job, size))
             self._put += 1

@@ -1,7 +1,7 @@
 """Logs that wait on disk until a slow backend has time for them.
 
-They are in the directory and format of unsent logs. So if the process is killed, they
-can be read like those.
+They use the directory and format of unsent logs, so they can be read in the same way if
+the process is killed.
 """
 
 import collections
@@ -20,8 +20,8 @@ from lox._trackers.unsent import Origin
 from .unsent import UnsentRuns
 
 # The size of a chunk, which is read into memory as a whole. It is removed when all of
-# it was sent, so it is also the amount of logs that a killed process may leave behind
-# although they were sent.
+# it was sent, so a killed process may leave behind this many logs that were already
+# sent.
 _MAX_CHUNK_ROWS = 10_000
 _MAX_CHUNK_BYTES = 8 << 20
 
@@ -44,7 +44,7 @@ class Spill:
         return bool(self._chunks)
 
     def write(self, logs: logdict, size: int) -> None:
-        """Writes logs to the disk; raises if that is not possible."""
+        """Writes logs to disk; raises if that is not possible."""
         if not self._chunks or self._chunks[-1].is_full:
             self._add_chunk()
         try:
@@ -68,7 +68,7 @@ class Spill:
 
 
 class Chunk:
-    """Some logs of one run, in a run of their own."""
+    """Some logs of one run, stored as a separate run."""
 
     def __init__(self, name: str, writer: Writer) -> None:
         self.path = writer.directory.parent
@@ -77,7 +77,7 @@ class Chunk:
         self._size = 0
         # run-length encoded: most calls have as many rows as the one before
         self._calls: list[tuple[Call, int]] = []
-        # how many calls, and how many rows of them, are done or still wait
+        # how many calls, and how many of their rows, are done or still wait
         self._done = 0
         self._waiting = 0
 
@@ -110,7 +110,7 @@ class Chunk:
             self._writer.close()
 
     def begin(self, origin: Origin | None) -> None:
-        """Notes where the logs belong before they are sent, if the process is killed.
+        """Records where the logs belong, in case the process is killed while sending.
 
         Args:
             origin: the tracker's run, as it is now.
@@ -135,7 +135,7 @@ class Chunk:
         remove_replayed(self.path)
 
     def forget(self) -> None:
-        """Marks that the logs do not wait any more; they stay on disk."""
+        """Marks that the logs no longer wait to be sent; they stay on disk."""
         waiting.add(self._name, -self._waiting)
         self._waiting = 0
 

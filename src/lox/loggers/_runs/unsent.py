@@ -44,14 +44,14 @@ class UnsentRuns:
             try:
                 writer = open_run(path, "x", self._words, self._config, tracked=True)
             except StoreError as error:
-                # it is not that the run exists, but the disk is full, for example
+                # the problem is not an existing run but, for example, a full disk
                 if isinstance(error.__cause__, OSError) or not path.exists():
                     raise
                 self._number += 1
             else:
                 self._number += 1
                 if self._origin is not None:
-                    with contextlib.suppress(Exception):  # the logs matter more
+                    with contextlib.suppress(Exception):  # the logs are kept without it
                         self._origin.write(path)
                     self._origin = self._origin.following()
                 return writer

@@ -47,7 +47,7 @@ class Tracker(TrackerTables, Logger):
 
 
 class BackendTracker(TrackerBackend, Tracker):
-    """Base class of loggers whose backend `lox sync` uses as well."""
+    """Base class of loggers whose backend `lox sync` also uses."""
 
     def close(self, run: Any) -> None:
         self.end(run, _ending())
@@ -65,7 +65,7 @@ class BackendTracker(TrackerBackend, Tracker):
 
 
 def _ending() -> Ending:
-    """How the process ends, or how a run is finished before."""
+    """How the process ends, or how a run was finished before that."""
     error = fatal_error()
     if error is None:
         return "finished"

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.peers.checking import joined
-from benchmarks.peers.contender import Peer, Prepared, Tools, Work, imported, lanes_of
+from benchmarks.peers.contender import (
+    Peer,
+    Prepared,
+    Tools,
+    Workload,
+    imported,
+    lanes_of,
+)
 
 _BUFFER_SIZE = 1_000
 
@@ -21,7 +28,7 @@ class _LoxTools(Tools):
 
 
 def _spool(name: str, eager: bool) -> Peer:
-    def prepare(work: Work) -> Prepared:
+    def prepare(work: Workload) -> Prepared:
         lox = imported("lox", "jax-lox")
         fun = work.program(_LoxTools(lox))
         spooled = lox.spool(fun, capacity=work.capacity)
@@ -36,7 +43,7 @@ def _spool(name: str, eager: bool) -> Peer:
 
 
 def _tap(name: str, **options: Any) -> Peer:
-    def prepare(work: Work) -> Prepared:
+    def prepare(work: Workload) -> Prepared:
         lox = imported("lox", "jax-lox")
         received: list[Any] = []
         tapped = lox.tap(work.program(_LoxTools(lox)), received.append, **options)

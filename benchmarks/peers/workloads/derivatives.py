@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.peers.contender import Tools, Work
+from benchmarks.peers.contender import Tools, Workload
 
 # --- a scan, with a value that stays the same ----------------------------------------
 
@@ -40,7 +40,7 @@ def _derivative_by_hand(xs: Any, rate: Any) -> Any:
     return (value, grads), logs
 
 
-DERIVATIVE = Work(
+DERIVATIVE = Workload(
     f"gradient of a scan of {_STEPS:,} steps, with a constant rate",
     _derivative,
     _derivative_by_hand,
@@ -136,14 +136,14 @@ def _transformer_arguments() -> tuple[Any, ...]:
     return _params(), x
 
 
-TRANSFORMER = Work(
+TRANSFORMER = Workload(
     f"step of a transformer, statistics of {_LAYERS} layers",
     _transformer,
     _transformer_by_hand,
     _transformer_arguments,
     events=_LAYERS + 1,
 )
-CHECKPOINTED = Work(
+CHECKPOINTED = Workload(
     "the same with `jax.checkpoint` of each layer",
     lambda tools: _transformer(tools, checkpointed=True),
     lambda params, x: _transformer_by_hand(params, x, checkpointed=True),
@@ -178,7 +178,7 @@ def _cotangents_by_hand(w: Any, xs: Any) -> Any:
     return (value, grads), {"dh": dh}
 
 
-COTANGENTS = Work(
+COTANGENTS = Workload(
     f"cotangents of a scan of {_STEPS:,} steps",
     _cotangents,
     _cotangents_by_hand,

@@ -1,9 +1,9 @@
-"""jax-tap, which watches loops and primitives of a program.
+"""jax-tap, which observes loops and primitives of a program.
 
-The values to log are passed through a primitive that does nothing, with a number that
-says which keys they have. jax-tap calls the host once for each of them, as it does for
-the carry or for the outputs of a step. A function that is differentiated is watched
-before, because JAX drops the primitive from its derivative.
+The values to log are passed through an identity primitive, with a number that
+identifies their keys. jax-tap calls the host once for each of them, as it does for the
+carry or for the outputs of a step. A function is observed before it is differentiated,
+because JAX drops the primitive from its derivative.
 """
 
 import functools
@@ -16,7 +16,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from benchmarks.peers.checking import joined
-from benchmarks.peers.contender import Peer, Prepared, Tools, Work, imported, lanes_of
+from benchmarks.peers.contender import (
+    Peer,
+    Prepared,
+    Tools,
+    Workload,
+    imported,
+    lanes_of,
+)
 
 _OUTSIDE, _INSIDE = "mark", "mark_in_derivative"
 
@@ -72,7 +79,7 @@ class _MarkTools(Tools):
         return jax.value_and_grad(self.watched(inside, _INSIDE))
 
 
-def _prepare(work: Work) -> Prepared:
+def _prepare(work: Workload) -> Prepared:
     received: list[Any] = []
     tools = _MarkTools(imported("jaxtap", "jax-tap"), received.append)
     fun = tools.watched(work.program(tools), _OUTSIDE)

@@ -1,18 +1,18 @@
-"""A function of many equations, whose first call is what takes long."""
+"""A function of many equations, whose first call takes long."""
 
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.peers.contender import Tools, Work
+from benchmarks.peers.contender import Tools, Workload
 
 _PER_LOG = 100
 # Without them, XLA fuses all equations into one, which takes minutes.
 _PER_DOT = 10
 
 
-def equations_work(count: int) -> Work:
+def equations_workload(count: int) -> Workload:
     """A function of that many equations, which logs every hundredth value."""
 
     def step(x: Any, i: int) -> Any:
@@ -42,4 +42,4 @@ def equations_work(count: int) -> Work:
         return (jnp.full((4, 4), 0.5),)
 
     name = f"a function of {count:,} equations, {count // _PER_LOG} of them logged"
-    return Work(name, program, by_hand, arguments)
+    return Workload(name, program, by_hand, arguments)

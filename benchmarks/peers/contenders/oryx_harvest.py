@@ -5,7 +5,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.peers.contender import Peer, Prepared, Tools, Work, imported, lanes_of
+from benchmarks.peers.contender import (
+    Peer,
+    Prepared,
+    Tools,
+    Workload,
+    imported,
+    lanes_of,
+)
 
 
 class _SowTools(Tools):
@@ -17,7 +24,7 @@ class _SowTools(Tools):
             self._harvest.sow(value, tag="log", name=name, mode="append")
 
     def value_and_grad(self, fun: Any) -> Any:
-        # what is sown inside of a derivative does not reach the outside
+        # values that are sown inside a derivative are not returned
         reaped = self._harvest.call_and_reap(fun, tag="log")
 
         def differentiated(*args: Any) -> Any:
@@ -29,7 +36,7 @@ class _SowTools(Tools):
         return differentiated
 
 
-def _prepare(work: Work) -> Prepared:
+def _prepare(work: Workload) -> Prepared:
     harvest = imported("oryx.core.interpreters.harvest", "oryx")
     fun = work.program(_SowTools(harvest))
     reaped = harvest.call_and_reap(fun, tag="log")

@@ -1,14 +1,21 @@
 """Flax: `sow` in modules, Linen and NNX, with the loops of each.
 
-The whole program is a module, so that what it sows reaches the outside through Flax's
-own transformations.
+The whole program is a module, so that sown values are returned through Flax's own
+transformations.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.peers.contender import Peer, Prepared, Tools, Work, imported, lanes_of
+from benchmarks.peers.contender import (
+    Peer,
+    Prepared,
+    Tools,
+    Workload,
+    imported,
+    lanes_of,
+)
 
 # --- Linen ---------------------------------------------------------------------------
 
@@ -16,7 +23,7 @@ _COLLECTION = "intermediates"
 
 
 class _LinenTools(Tools):
-    """Tools of a module; inside of a loop, of the module that the loop passes."""
+    """Tools of a module; inside a loop, of the module that the loop passes."""
 
     def __init__(self, linen: Any, module: Any) -> None:
         self._linen = linen
@@ -71,7 +78,7 @@ class _LinenTools(Tools):
         return recomputed
 
 
-def _linen(work: Work) -> Prepared:
+def _linen(work: Workload) -> Prepared:
     linen = imported("flax.linen", "flax")
 
     class Program(linen.Module):  # type: ignore[misc, name-defined]
@@ -158,7 +165,7 @@ class _NNXTools(Tools):
         return recomputed
 
 
-def _nnx(work: Work) -> Prepared:
+def _nnx(work: Workload) -> Prepared:
     nnx = imported("flax.nnx", "flax")
 
     class Program(nnx.Module):  # type: ignore[misc, name-defined]

@@ -1,4 +1,4 @@
-"""JAX's own means: values returned by hand, callbacks, and logs of a VJP."""
+"""JAX itself: values returned by hand, callbacks, and logs of a VJP."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from benchmarks.peers.contender import (
     Peer,
     Prepared,
     Tools,
-    Work,
+    Workload,
     lanes_of,
 )
 
 # --- by hand -------------------------------------------------------------------------
 
 
-def _by_hand(work: Work) -> Prepared:
+def _by_hand(work: Workload) -> Prepared:
     def values(output: Any) -> Mapping[str, Any]:
         logs = dict(output[1])
         count = logs.pop("count", None)
@@ -61,7 +61,7 @@ class _CallbackTools(Tools):
 
 
 def _callback(name: str, emit: Emit) -> Peer:
-    def prepare(work: Work) -> Prepared:
+    def prepare(work: Workload) -> Prepared:
         received: list[Any] = []
         fun = work.program(_CallbackTools(emit, received.append))
         return Prepared(
@@ -87,7 +87,7 @@ def _ordered_io(receive: Receive, metrics: Mapping[str, Any]) -> None:
 
 
 class _VJPTools(Tools):
-    """Logs of backward rules, also of what they have kept of the forward pass."""
+    """Logs of backward rules, including values kept from the forward pass."""
 
     def __init__(self) -> None:
         self.differentiates = False
@@ -120,7 +120,7 @@ class _VJPTools(Tools):
         return with_logs
 
 
-def _vjp(work: Work) -> Prepared:
+def _vjp(work: Workload) -> Prepared:
     if not hasattr(jax.custom_vjp, "defvjp_with_logs"):
         raise MissingError(f"JAX {jax.__version__} does not have it")
     tools = _VJPTools()

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.peers.contender import Tools, Work
+from benchmarks.peers.contender import Tools, Workload
 
 
 def _metrics(carry: Any, x: Any, keys: int) -> dict[str, Any]:
@@ -16,9 +16,9 @@ def _step(carry: Any, x: Any) -> Any:
     return jnp.sin(carry) + x
 
 
-def scan_work(
+def scan_workload(
     steps: int, lanes: int = 0, keys: int = 3, name: str | None = None
-) -> Work:
+) -> Workload:
     """A scan that logs scalars at each step."""
 
     def program(tools: Tools) -> Any:
@@ -43,11 +43,11 @@ def scan_work(
     what = f"scan of {steps:,} steps, {keys} {'key' if keys == 1 else 'keys'}"
     if lanes:
         what += f", {lanes:,} {'lane' if lanes == 1 else 'lanes'}"
-    return Work(name or what, program, by_hand, arguments, lanes, events=steps)
+    return Workload(name or what, program, by_hand, arguments, lanes, events=steps)
 
 
-SHORT_SCAN = scan_work(10)
-LONG_SCAN = scan_work(100_000)
+SHORT_SCAN = scan_workload(10)
+LONG_SCAN = scan_workload(100_000)
 
 
 # --- a scan in a scan ----------------------------------------------------------------
@@ -80,7 +80,7 @@ def _nested_by_hand(xs: Any) -> Any:
     return carry, {k: v.reshape(-1) for k, v in logs.items()} | outer_logs
 
 
-NESTED = Work(
+NESTED = Workload(
     f"scan of {_OUTER} steps around a scan of {_INNER} steps",
     _nested,
     _nested_by_hand,
@@ -123,7 +123,7 @@ def _while_by_hand(x: Any) -> Any:
     return error, {"error": errors, "rate": rates, "count": count}
 
 
-WHILE = Work(
+WHILE = Workload(
     "while loop of unknown length (341 iterations)",
     _while,
     _while_by_hand,

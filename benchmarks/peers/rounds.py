@@ -1,4 +1,4 @@
-"""Times contenders in turns, so that a slow moment of the machine affects all."""
+"""Times contenders in interleaved rounds, so that a slow moment affects all."""
 
 import gc
 import math
@@ -14,7 +14,7 @@ _LONG = 5.0  # seconds; calls that take longer have two turns
 Clock = Callable[[], float]
 
 
-def time_in_turns(
+def time_in_rounds(
     runs: Sequence[Callable[[], Any]],
     estimates: Sequence[float],
     seconds: float,

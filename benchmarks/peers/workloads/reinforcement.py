@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.peers.contender import Tools, Work
+from benchmarks.peers.contender import Tools, Workload
 
 _SEEDS = 64
 _ENVS, _ROLLOUT = 8, 16
@@ -127,7 +127,7 @@ def _ppo_by_hand(start: Any, random: Any) -> Any:
 
 
 def _arguments() -> tuple[Any, ...]:
-    """Of each seed: parameters and environments, and all that is random later.
+    """For each seed: parameters, environments, and all random numbers.
 
     Without random numbers in the program, it compiles in a fraction of the time.
     """
@@ -150,7 +150,7 @@ def _arguments() -> tuple[Any, ...]:
     return (params, state), (jnp.asarray(noise), jnp.asarray(orders))
 
 
-PPO = Work(
+PPO = Workload(
     f"PPO, {_UPDATES} updates, vmapped over {_SEEDS} seeds",
     _ppo,
     _ppo_by_hand,

@@ -1,11 +1,11 @@
-"""What is done, one file per kind."""
+"""The workloads, one file per kind."""
 
 from .derivatives import CHECKPOINTED, COTANGENTS, DERIVATIVE, TRANSFORMER
-from .loops import LONG_SCAN, NESTED, SHORT_SCAN, WHILE, scan_work
+from .loops import LONG_SCAN, NESTED, SHORT_SCAN, WHILE, scan_workload
 from .reinforcement import PPO
 
 # In the order of the page.
-WORKS = {
+WORKLOADS = {
     "scan-10": SHORT_SCAN,
     "scan-100000": LONG_SCAN,
     "nested": NESTED,
@@ -17,4 +17,4 @@ WORKS = {
     "cotangents": COTANGENTS,
 }
 
-__all__ = ["WORKS", "scan_work"]
+__all__ = ["WORKLOADS", "scan_workload"]
