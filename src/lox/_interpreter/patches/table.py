@@ -207,7 +207,7 @@ patches.add(
             if primitive is while_p
             else library_batching.batch_inner_jaxprs,
             "under `vmap`, lanes continue to log after their loop of Equinox has ended",
-            "log outside `eqxi.while_loop` and of functions that use it",
+            "log outside `eqxi.while_loop` and outside functions that use it",
             library_batching.events_with_merged_lanes,
             " for loops of Equinox",
             library_batching.may_log_with_merged_lanes,
