@@ -682,7 +682,7 @@ def test_store_is_not_copied_to_itself_or_into_a_run(tmp_path):
     for same in (tmp_path / "store", *others, *urls):
         with pytest.raises(lox.StoreError, match="cannot be copied to itself"):
             StoreCopy(tmp_path / "store", same).update()
-    with pytest.raises(lox.StoreError, match="is a run, and a copy is a store"):
+    with pytest.raises(lox.StoreError, match="is a run, but a copy is a store"):
         StoreCopy(tmp_path / "store", tmp_path / "store" / "run").update()
     with pytest.raises(lox.StoreError, match="there is no store at"):
         StoreCopy(tmp_path / "nothing", tmp_path / "copy").update()
