@@ -37,8 +37,8 @@ RECORD = pathlib.Path(__file__).parents[2] / "docs" / "fuzz.jsonl"
 FLAGS = [flag for flag in ("JAX_REMAT3", "JAX_CUSTOM_VJP3") if os.environ.get(flag)]
 
 
-_CLEAR = 200  # programs after which compiled ones are dropped from the memory
-_COLLECT = 25  # programs after which garbage is collected; tracing makes much of it
+_CLEAR = 1000  # programs after which compiled ones are dropped from the memory
+_COLLECT = 100  # programs after which garbage is collected; tracing makes much of it
 _SLICE = 500  # programs per recorded line
 
 
