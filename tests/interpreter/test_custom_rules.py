@@ -79,6 +79,32 @@ def test_recomputation_under_other_transformations_logs_nothing(make, around):
     assert lox.spool(jax.grad(f))(0.5)[1] == {"x": 0.5, "ct": 1.0}
 
 
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+def test_recomputation_in_shard_map_logs_nothing(kind):
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    shard_map = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d")
+    )
+    square = shard_map(lambda x: logged(x.sum()) * x)
+    only_in_rule = shard_map(lambda x: logged(x.sum(), "rule") * x)
+
+    def derivative(x, t):
+        return 2 * x * t + 0 * square(x) + 0 * only_in_rule(x)
+
+    f = getattr(jax, kind)(lambda x: square(x).sum())
+    if kind == "custom_vjp":
+        f.defvjp(lambda x: (square(x).sum(), x), lambda x, t: (derivative(x, t),))
+    else:
+        f.defjvp(lambda xs, ts: (f(*xs), derivative(*xs, *ts).sum()))
+    x = jnp.array([1.0, 2.0])
+    for found in every_way(jax.grad(f), x):
+        assert sorted(rows(found, "x")) == [1, 2]
+        assert sorted(rows(found, "rule")) == [1, 2]
+    gradient, logs = lox.spool(jax.grad(f))(x)
+    assert logs["x"].tolist() == logs["rule"].tolist() == [1, 2]
+    assert gradient.tolist() == [2, 4]
+
+
 @pytest.mark.parametrize("make", RECOMPUTING)
 def test_recomputation_in_scan_logs_nothing(make):
     f = make()

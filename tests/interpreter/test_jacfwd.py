@@ -89,6 +89,28 @@ def test_jacfwd_keeps_lanes_around_and_inside():
     assert rows(tapped(jax.jacfwd(lanes_inside), xs[0]), "lane") == [1, 2]
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_jacfwd_of_shard_map_logs_once_per_device(check_vma):
+    @jax.shard_map(
+        mesh=jax.sharding.Mesh(jax.devices()[:2], "d"),
+        in_specs=jax.P("d"),
+        out_specs=jax.P("d"),
+        check_vma=check_vma,
+    )
+    def f(x):
+        lox.log({"x": x.sum()})
+        return lax.scan(lambda x, i: (logged(x * i, "loop"), None), x, jnp.ones(2))[0]
+
+    x = jnp.arange(4.0)
+    for derivative in (jax.jacfwd(f), jax.hessian(lambda x: (f(x) ** 3).sum())):
+        for found in every_way(derivative, x):
+            assert sorted(rows(found, "x")) == [1, 5]
+            assert sorted(rows(found, "loop")) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+        logs = lox.spool(derivative)(x)[1]
+        assert logs["x"].tolist() == [1, 5] and logs["loop"].shape == (2, 2, 2)
+    np.testing.assert_allclose(jax.jacfwd(f)(x), np.eye(4))
+
+
 def test_vmap_of_jvp_keeps_lanes():
     def pushed(t):
         return jax.jvp(loss, (jnp.ones(2),), (t,))[1]

@@ -552,6 +552,27 @@ def test_log_of_logdict_leaves_out_masked_rows():
         lox.spool(stacked)(jnp.arange(3.0))
 
 
+def test_log_of_logdict_never_loses_steps():
+    def rows(xs):
+        lax.map(lambda x: lox.log({"x": x}, step=x) and None, xs)
+
+    def again(xs, of=lambda logs: logs, **steps):
+        logs = lox.spool(rows)(xs)[1]
+        lox.log(of(logs), **steps)
+
+    xs = jnp.arange(3)
+    with pytest.raises(lox.LoxTypeError, match="'x' again.* own 'step'.*reduce"):
+        lox.spool(again)(xs)
+    with pytest.raises(lox.LoxTypeError, match="own 'step'"):
+        lox.spool(lambda xs: again(xs, epoch=1))(xs)
+    last = lox.spool(lambda xs: again(xs, lambda logs: logs.reduce("last")))(xs)[1]
+    assert last == {"x": 2} and last.step["x"] == 2
+    values = lox.spool(lambda xs: again(xs, lambda logs: logs.data))(xs)[1]
+    assert values["x"].tolist() == [0, 1, 2] and not values.steps
+    given = lox.spool(lambda xs: again(xs, step=9))(xs)[1]
+    assert given["x"].tolist() == [0, 1, 2] and given.step["x"] == 9
+
+
 def even_steps(x):
     def body(c, t):
         lax.cond(t % 2 == 0, lambda: lox.log({"e": t}) and None, lambda: None)

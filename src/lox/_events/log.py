@@ -234,7 +234,15 @@ def _log_spooled(
                 'been logged. Reduce it first: `logs.reduce("last")`.'
             )
         own = key_of(logs, key).steps
-        own = {name: step for name, step in own.items() if jnp.ndim(step) == 0}
+        kept = {name: step for name, step in own.items() if name not in options.steps}
+        per_row = [name for name, step in kept.items() if jnp.ndim(step)]
+        if per_row:
+            raise LoxTypeError(
+                f"{caller} cannot log {key!r} again: each of its rows has its own "
+                f"{per_row[0]!r}, and an event has one. Reduce it first: "
+                '`logs.reduce("last")`; or log its values without their steps: '
+                "`logs.data`."
+            )
         with_steps = dataclasses.replace(options, steps={**own, **options.steps})
         condition = given
         if mask is not None:

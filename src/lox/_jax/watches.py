@@ -1,6 +1,7 @@
 """Intercepts the primitives that a function binds while it runs."""
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -104,8 +105,10 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
             return process
 
         def passed_on(*args: Any, **params: Any) -> Any:
+            # from 0.10 on, the function of a `shard_map` is not wrapped
+            functions = (lu.WrappedFun, types.FunctionType)
             new = [
-                self._watched(x, "call", "") if isinstance(x, lu.WrappedFun) else x
+                self._watched(x, "call", "") if isinstance(x, functions) else x
                 for x in args
             ]
             return process(*new, **params)
@@ -114,7 +117,10 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
 
     def _watched(self, fun: Any, role: str, name: str) -> Any:
         watch = self.watch.inside(role, name)
-        return fun if watch is None else watched_rule(fun, watch)
+        if watch is None:
+            return fun
+        is_rule = isinstance(fun, lu.WrappedFun)
+        return watched_rule(fun, watch) if is_rule else watched(fun, watch)
 
 
 def _is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
