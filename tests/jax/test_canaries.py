@@ -643,6 +643,14 @@ TESTS = {
         "libraries/test_equinox_loops.py",
         "test_ended_lanes_of_an_equinox_loop_log_nothing",
     ),
+    "for inputs without lanes": (
+        "interpreter/test_constants_under_vmap.py",
+        "test_spool_has_constants_of_every_lane",
+    ),
+    "the JVP rule of `lineax.linear_solve`": (
+        "libraries/test_equinox_loops.py",
+        "test_solves_for_derivatives_log_nothing",
+    ),
 }
 # Patches without a canary: the first only saves time; the second avoids a crash of
 # XLA's inliner that no small program shows.

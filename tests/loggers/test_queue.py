@@ -1,5 +1,6 @@
 """The queue of slow backends: bounded, complete, and non-blocking."""
 
+import functools
 import threading
 
 import jax
@@ -60,6 +61,40 @@ def test_finish_inside_jit_waits_for_every_lane():
     assert len(logger.closed) == 8
     for calls in logger.runs.values():
         assert rows(calls) == [2.0**i for i in range(20)]
+
+
+def run_of(logger, x):
+    state = logger.init(0)
+    x = logger.tap(scanned, state)(x)
+    logger.finish(state)
+    return x
+
+
+def run_without_order(logger, x):
+    state = logger.init(0)
+    x = logger.tap(scanned, state, ordered=False)(x)
+    logger.finish(state)
+    return x
+
+
+def run_on_one_of_the_devices(logger, x):
+    mesh = jax.sharding.Mesh(jax.devices()[:1], "i")
+    run = functools.partial(run_of, logger)
+    none = jax.P()
+    return jax.shard_map(
+        run, mesh=mesh, in_specs=none, out_specs=none, check_vma=False
+    )(x)
+
+
+@pytest.mark.parametrize("run", [run_of, run_without_order, run_on_one_of_the_devices])
+def test_barrier_after_finish_inside_jit_waits_for_the_queue(run):
+    logger = SlowLogger()
+    logger.may_go_on.clear()
+    resume_when_the_program_waits(logger)
+    jax.jit(functools.partial(run, logger))(1.0)
+    jax.effects_barrier()
+    assert len(logger.closed) == 1
+    assert sorted(rows(next(iter(logger.runs.values())))) == [1, 2, 4]
 
 
 def resume_when_the_program_waits(logger):

@@ -324,3 +324,7 @@ def test_exception_of_a_custom_reduction_is_raised_unchanged(part):
     with pytest.raises(StopIteration, match="of the reduction") as error:
         lox.spool(lambda x: lox.log({"x": x}), reduce=reduction)(1.0)
     assert error.traceback[-1].name == "raises"
+    logs = lox.logdict({"x": np.arange(3.0)}, stacked=True)
+    with pytest.raises(StopIteration, match="of the reduction") as error:
+        logs.reduce(reduction)
+    assert error.traceback[-1].name == "raises"

@@ -162,11 +162,19 @@ rule_tables.register_lowering(log_p, _lowering)
 patches.add(*lowering.patches_for(ORDERED_LOG_EFFECT))
 
 
-def _batch(
-    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, event: Event
+def batch(
+    axis_data: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    event: Event,
+    at: int = 0,
 ) -> tuple[list[Any], list[Any]]:
-    # JAX calls this rule even if no operand is mapped, so a constant is logged in every
-    # lane.
+    """The batching rule of an event.
+
+    JAX calls it even if no operand is mapped, so a constant is logged in every lane.
+    The lanes become axis `at`.
+    """
     if event.layout.once:
         batched = any(dim is not None for dim in dims)
         mark, event = event.layout.once, event.with_layout(once="")
@@ -178,27 +186,30 @@ def _batch(
             return log_p.bind(*one, event=event), []
     elif patches.is_missing(JACFWD) and called_by_jacfwd():
         raise patches.error(JACFWD, event.call.description)
-    lanes, event = with_lanes(axis_data, operands, dims, event)
+    lanes, event = with_lanes(axis_data, operands, dims, event, at)
     return log_p.bind(*lanes, event=event), []
 
 
 def with_lanes(
-    axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], event: Event
+    axis_data: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    event: Event,
+    at: int = 0,
 ) -> tuple[list[Any], Event]:
-    """The operands with one more axis of lanes in front, and their event."""
+    """The operands with one more axis of lanes, and their event."""
     count = len(operands) - event.layout.anchors
     lanes = []
     for x, dim in zip(operands[:count], dims[:count], strict=True):
         x = jnp.asarray(x)  # literals arrive as Python numbers
         if dim is None:
-            lanes.append(batching.broadcast_lanes(x, axis_data))
-        else:
-            lanes.append(jnp.moveaxis(x, dim, 0))
+            x, dim = batching.broadcast_lanes(x, axis_data), 0
+        lanes.append(x if dim == at else jnp.moveaxis(x, dim, at))
     event = event.with_layout(lanes=event.layout.lanes + 1)
     return [*lanes, *operands[count:]], event
 
 
-rule_tables.register_batching(log_p, _batch)
+rule_tables.register_batching(log_p, batch)
 
 
 def _jvp(

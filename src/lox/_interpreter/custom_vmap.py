@@ -65,7 +65,7 @@ def _handled_vmap_rule(walk: Walk, eqn: Any) -> Any:
 
         closed, shape = jax.make_jaxpr(fun, return_shape=True)(*args)
         # a batching rule cannot return rows
-        inner = Walk(walk.handler.without_rows())
+        inner = Walk(walk.handler.without_rows().inside_vmap())
         outs, _, _ = inner(closed, jax.tree.leaves(args), NO_STATE)
         return jax.tree.unflatten(jax.tree.structure(shape), outs), out_batched[-1]
 

@@ -116,6 +116,10 @@ class Handler:
         """The handler for the events of cotangents, which derivatives add later on."""
         return self.for_derivative_rules()
 
+    def inside_vmap(self) -> "Handler":
+        """Returns the handler for events that have the lanes of a later `vmap`."""
+        return self
+
     def without_rows(self) -> "Handler":
         """Returns the handler for code that cannot return rows (batching rules)."""
         return self

@@ -111,9 +111,14 @@ def hidden_rules(name: str) -> Callable[[ChangedParams], ChangedParams]:
     return _entry(_hidden_rules, [name])
 
 
+def has_other_jaxprs(primitive: Any) -> bool:
+    """Whether equations of a primitive run jaxprs that they do not hold."""
+    return primitive.name in _other_jaxprs
+
+
 def may_log_elsewhere(primitive: Any) -> bool:
     """Whether equations of a primitive may log outside the jaxprs they hold."""
-    return primitive.name in _other_jaxprs or primitive.name in _hidden_rules
+    return has_other_jaxprs(primitive) or primitive.name in _hidden_rules
 
 
 def change_of_hidden_rules(eqn: Any) -> ChangedParams | None:

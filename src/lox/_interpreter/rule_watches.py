@@ -16,13 +16,13 @@ import jax
 from lox._events.event import Event
 from lox._events.log_grad import log_grad_p
 from lox._events.primitive import log_p
-from lox._jax import hijax, jaxprs, primitives
+from lox._jax import hijax, jaxprs, primitives, tracing
 from lox._source import Source
 
 from .contents import events_of, jaxpr_has_hidden_rules, may_log
 from .cotangents import rebound
 from .handlers import NO_STATE, Handler, Remover, Rewriter, State
-from .rule_table import find_rule, has_rule
+from .rule_table import find_rule, has_other_jaxprs, has_rule
 from .walk import Walk
 
 # A line and a key that it logs. The line alone is not enough: a helper function may log
@@ -46,7 +46,7 @@ class _Watch:
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
         if primitive is primitives.jit_p:
             inner: Any = (params["jaxpr"],)
-        elif primitive in _NEVER_PASS:
+        elif primitive in _NEVER_PASS or has_other_jaxprs(primitive):
             return False
         else:
             inner = jaxprs.jaxprs_in(params) if jaxprs.has_jaxprs(params) else ()
@@ -57,6 +57,15 @@ class _Watch:
 
     def inside(self, role: str, name: str) -> "_Watch | None":
         raise NotImplementedError
+
+
+def _jaxprs_inside(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any]
+) -> list[Any]:
+    """The jaxprs that a primitive may run."""
+    if has_other_jaxprs(primitive):
+        return [tracing.traced_equation(primitive, args, params)[0]]
+    return list(jaxprs.jaxprs_in(params))
 
 
 def _never(primitive: Any, params: Any) -> bool:
@@ -72,7 +81,7 @@ class RecordingWatch(_Watch):
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive is log_p:
             self._lines |= lines_of([params["event"]])
-        for jaxpr in jaxprs.jaxprs_in(params):
+        for jaxpr in _jaxprs_inside(primitive, args, params):
             self._lines |= lines_of(events_of(jaxpr))
         prim = jaxprs.hijax_of(primitive, params)
         if prim is not None:
@@ -114,15 +123,15 @@ class HandlingWatch(_Watch):
         walk = Walk(self._handler)
         handled = any(
             walk.wants_in_jaxpr(jaxpr) or jaxpr_has_hidden_rules(jaxpr)
-            for jaxpr in jaxprs.jaxprs_in(params)
+            for jaxpr in _jaxprs_inside(primitive, args, params)
         )
         if not handled and (prim is None or not hijax.is_custom_vjp(prim)):
             return primitive.bind(*args, **params)
-        if stateless and has_rule(primitive):
+        if stateless and has_rule(primitive) and not has_other_jaxprs(primitive):
             return primitive.bind(*args, **jaxprs.map_jaxprs(params, self.rewritten))
         # rewriting the jaxprs is not enough: the state must become an operand, or the
         # rule of the primitive does more than that (see `rule_finder`)
-        closed = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*args)
+        closed, args = tracing.traced_equation(primitive, args, params)
         if None in map(find_rule, closed.eqns):
             # as in the traversal: without a rule, the jaxprs are only rewritten
             if stateless and self._handler.memo_key is not None:
@@ -135,11 +144,12 @@ class HandlingWatch(_Watch):
         if role == "call":
             return self
         handler = self._handler
-        inside = (
-            handler.for_backward_rules()
-            if role == "bwd"
-            else handler.for_derivative_rules()
-        )
+        if role == "batch":
+            inside = handler.inside_vmap()
+        elif role == "bwd":
+            inside = handler.for_backward_rules()
+        else:
+            inside = handler.for_derivative_rules()
         return HandlingWatch(inside, self._state)
 
     def rewritten(self, jaxpr: Any) -> Any:
@@ -173,7 +183,7 @@ class ForwardPassWatch(RecordingWatch):
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         if primitive is log_p or jaxprs.hijax_of(primitive, params) is not None:
             return super().bind(primitive, args, params)
-        for jaxpr in jaxprs.jaxprs_in(params):
+        for jaxpr in _jaxprs_inside(primitive, args, params):
             self._lines |= lines_of(events_of(jaxpr))
         return HandlingWatch(_WithoutCotangents()).bind(primitive, args, params)
 

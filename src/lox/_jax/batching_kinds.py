@@ -58,6 +58,15 @@ _PLAIN_BATCHING = frozenset(
 )
 
 
+# the primitives whose rule lox has wrapped by one of the same kind
+_wrapped: set[Any] = set()
+
+
+def keep_kind(primitive: Any) -> None:
+    """Classifies a primitive by the rule that the current one has wrapped."""
+    _wrapped.add(primitive)
+
+
 def batching_kind(primitive: Any) -> str:
     """The kind of the batching rule of a primitive.
 
@@ -68,7 +77,7 @@ def batching_kind(primitive: Any) -> str:
     """
     rule = batching.fancy_primitive_batchers.get(primitive)
     if rule is not None:
-        return _kind_of_rule(rule)
+        return _kind_of_rule(rule.__wrapped__ if primitive in _wrapped else rule)
     # without a rule, JAX binds it unchanged, and raises if an input is batched
     ordinary = type(primitive).bind_with_trace is primitives.Primitive.bind_with_trace
     return "only with batched inputs" if ordinary else "unknown"

@@ -56,6 +56,12 @@ def is_custom_vjp(prim: Any) -> bool:
     return _kind_of_hijax(prim) == CUSTOM_VJP
 
 
+def has_own_batching(prim: Any) -> bool:
+    """Whether a high-level primitive has a batching rule that is not one of JAX's."""
+    module = getattr(type(prim).batch, "__module__", None) or ""
+    return not module.startswith("jax.")
+
+
 def is_checkpoint_eqn(eqn: JaxprEqn) -> bool:
     """Whether an equation is a checkpoint of either kind."""
     return eqn.primitive is primitives.checkpoint_p or kind_of(eqn) == CHECKPOINT
@@ -79,8 +85,9 @@ def watched(prim: Any, change: Callable[[Any], Any], watch: watches.Watch) -> An
     watched_params = {name: watched_param(x) for name, x in new.params.items()}
     new = jaxprs.with_params(new, watched_params)
     for name in ("expand", "batch", *_FORWARD_RULES, *_BACKWARD_RULES):
-        if hasattr(prim, name):
-            setattr(new, name, watches.watched(getattr(new, name), watch))
+        inside = watch.inside("batch", "") if name == "batch" else watch
+        if hasattr(prim, name) and inside is not None:
+            setattr(new, name, watches.watched(getattr(new, name), inside))
     return new
 
 

@@ -51,9 +51,19 @@ hijax_p: Any = compat.private(
 shard_map_p: Any = compat.private(
     "shard_map.shard_map_p", "find events with `over` that only some devices reach"
 )
+custom_vmap_p: Any = compat.private(
+    "custom_batching.custom_vmap_p", "log in all lanes of a `custom_vmap` function"
+)
 
 # primitives whose public functions have other names
-_PUBLIC_NAMES = {"remat2": "checkpoint", "while": "while_loop"}
+_PUBLIC_NAMES = {
+    "custom_vmap_call": "custom_vmap",
+    "linear_solve": "lineax.linear_solve",
+    "noinline": "eqxi.noinline",
+    "remat2": "checkpoint",
+    "vprim": "eqxi.create_vprim",
+    "while": "while_loop",
+}
 
 
 def public_name(primitive: Any) -> str:

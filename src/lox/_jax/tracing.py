@@ -219,3 +219,23 @@ def is_tracer_of(x: Any, trace: Any) -> bool:
 def trace_context() -> Any:
     """The config that is part of the keys of JAX's trace caches."""
     return _trace_context()
+
+
+def traced_equation(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    """Traces a call of a primitive.
+
+    Returns:
+        A closed jaxpr with one equation, and its inputs: the arguments that are known
+        only at run time. All others are constants.
+    """
+    known = [not isinstance(x, jax.core.Tracer) for x in args]
+    inputs = [x for x, one in zip(args, known, strict=True) if not one]
+
+    def call(*unknown: Any) -> Any:
+        rest = iter(unknown)
+        full = [x if one else next(rest) for x, one in zip(args, known, strict=True)]
+        return primitive.bind(*full, **params)
+
+    return jax.make_jaxpr(call)(*inputs), inputs

@@ -42,7 +42,8 @@ class Watch(Protocol):
 
         Args:
             role: `"call"` for a function that is called; `"jvp"`, `"fwd"` and `"bwd"`
-                for the derivative rules of a custom function.
+                for the derivative rules of a custom function; `"batch"` for the
+                batching rule of a high-level primitive.
             name: the source locations of the custom function and its rule; empty for
                 others.
         """

@@ -249,9 +249,12 @@ class logdict(MetadataDict):
                 LoxWarning,
                 stacklevel=2,
             )
+        # not a generator, where a `StopIteration` of a user's reduction would be lost
         return self._with(
-            (name, key.reduced(name, reductions.choose(checked, name)))
-            for name, key in self._keys().items()
+            [
+                (name, key.reduced(name, reductions.choose(checked, name)))
+                for name, key in self._keys().items()
+            ]
         )
 
     @property

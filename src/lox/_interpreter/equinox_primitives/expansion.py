@@ -38,7 +38,7 @@ def expand(eqn: Any) -> Any:
     avals = tuple(atom.aval for atom in eqn.invars)
     key = eqn.primitive, avals, tracing.trace_context()
     if key not in kept:
-        kept[key] = _without_checks(
+        kept[key] = without_checks(
             trace(lambda *args: eqn.primitive.impl(*args, **eqn.params), avals)
         )
     return kept[key]
@@ -49,7 +49,7 @@ def trace(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(lambda *args: list(fun(*args)))(*structs)
 
 
-def _without_checks(closed: Any) -> Any:
+def without_checks(closed: Any) -> Any:
     """Removes the checks that would raise an error in every transformation."""
 
     def evaluate(eqn: Any, ins: list[Any]) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from lox._interpreter.contents import cotangents_of, events_of
 from lox._interpreter.handlers import Collector, Remover, State
 from lox._interpreter.kept_derivatives import with_derivative_of
 from lox._interpreter.rows import Record
-from lox._interpreter.rule_table import Result, rule_finder
+from lox._interpreter.rule_table import Result, other_jaxprs, rule_finder
+from lox._interpreter.rule_watches import lines_of
 from lox._interpreter.walk import Walk
-from lox._jax import tracing
+from lox._jax import jaxprs, tracing
 
 from .expansion import expand, filtered_params
 from .silent import SilentCall, expand_silent, silent_p
@@ -17,6 +19,27 @@ from .silent import SilentCall, expand_silent, silent_p
 def _rule_for(eqn: Any) -> Any:
     is_filtered = filtered_params(eqn.params) is not None
     return _filtered_rule if is_filtered or eqn.primitive is silent_p else None
+
+
+@other_jaxprs("linear_solve")
+@other_jaxprs("vprim")
+def _jaxprs_of_filtered(eqn: Any) -> list[Any]:
+    """What an equation does, and the functions that only its derivatives call.
+
+    A function that closes over no array is not traced before: it is a parameter as it
+    is, like the methods of a solver.
+    """
+    inside = list(jaxprs.jaxprs_of(eqn))
+    if filtered_params(eqn.params) is None:
+        return inside
+    try:
+        expanded = expand(eqn)
+    except Exception:  # it needs axes of a `vmap` or `shard_map` around it
+        return inside
+    if not (events_of(expanded) or cotangents_of(expanded)):
+        return inside
+    lines = lines_of(events_of(expanded))
+    return [expanded, *(one for one in inside if lines_of(events_of(one)) - lines)]
 
 
 def _filtered_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:

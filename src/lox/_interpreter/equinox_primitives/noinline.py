@@ -7,12 +7,14 @@ import jax
 import numpy as np
 
 from lox._errors import UnsupportedPrimitiveError
+from lox._imports import when_imported
 from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.handlers import NO_STATE, Remover, State
+from lox._interpreter.patches.unmapped import patch_of_unmapped
 from lox._interpreter.rows import Record
 from lox._interpreter.rule_table import Result, other_jaxprs, rule
 from lox._interpreter.walk import Walk
-from lox._jax import jaxprs, tracing
+from lox._jax import jaxprs, patches, tracing
 
 from .expansion import equinox_module, expansions_of, trace
 
@@ -118,3 +120,10 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
         outs, _, _ = jax.jit(lambda *args: silent(expanded, args, NO_STATE))(*args)
         return outs, Record(), state
     return jax.jit(lambda state, *args: walk(expanded, args, state))(state, *args)
+
+
+# early, since the first event of a process may be in the function
+when_imported(
+    "equinox.internal._noinline",
+    lambda module: patches.add_early(patch_of_unmapped(module.noinline_p)),
+)

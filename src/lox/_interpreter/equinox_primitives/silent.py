@@ -1,5 +1,6 @@
 """`silent_p`: another primitive with all of its rules, without some of its events."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,11 +8,12 @@ import jax
 
 from lox._events.primitive import without_transpose_warnings
 from lox._interpreter.handlers import NO_STATE, Handler
+from lox._interpreter.patches.unmapped import with_lanes_for_all
 from lox._interpreter.rule_table import other_jaxprs
 from lox._interpreter.walk import Walk
 from lox._jax import ad, primitives, rule_tables, tracing
 
-from .expansion import trace
+from .expansion import trace, without_checks
 
 
 class _Expansions:
@@ -87,7 +89,7 @@ def expand_silent(eqn: Any) -> Any:
     key = avals, tracing.trace_context()
     kept = call.expansions.kept
     if key not in kept:
-        kept[key] = trace(lambda *args: _run(*args, call=call), avals)
+        kept[key] = without_checks(trace(lambda *args: _run(*args, call=call), avals))
     return kept[key]
 
 
@@ -151,9 +153,12 @@ def _batch(
         out_dims[:] = found
         return list(outs)
 
+    call = call._replace(handler=call.handler.inside_vmap())
     return _silently(call, fun, args), out_dims
 
 
 rule_tables.register_jvp(silent_p, _jvp)
 rule_tables.register_transpose(silent_p, _transpose)
-rule_tables.register_batching(silent_p, _batch)
+rule_tables.register_batching(
+    silent_p, functools.partial(with_lanes_for_all(silent_p), _batch)
+)

@@ -42,6 +42,7 @@ from .scan_derivatives import (
     partial_eval_scan,
     partial_eval_scan_equation,
 )
+from .unmapped import batches_itself, patch_of_unmapped
 from .unused_checkpoint import dce_checkpoint, dce_hijax
 from .while_conditions import checkify_while, lower_while
 
@@ -160,6 +161,12 @@ patches.add(
             ("partial evaluation", partial_eval_while),
             ("checkpoint", partial_eval_while_equation),
         )
+    ),
+    patch_of_unmapped(primitives.custom_vmap_p),
+    *(
+        patch_of_unmapped(primitive, batches_itself)
+        for primitive in (hijax_p,)
+        if primitive is not None
     ),
     patch_of_rule(
         "JVP",
