@@ -55,7 +55,9 @@ def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
     closed = jaxprs.close(closed)
     jaxpr = closed.jaxpr
     env = dict(zip(jaxpr.constvars, map(_numpy, closed.consts), strict=True))
-    env.update(zip(jaxpr.invars, map(_numpy, args), strict=True))
+    for var, x in zip(jaxpr.invars, args, strict=True):
+        # up to 0.9, Python numbers among the arguments
+        env[var] = x if _is_key(x) else np.asarray(x, var.aval.dtype)
 
     def read(atom: Any) -> Any:
         if isinstance(atom, jaxprs.Literal):
