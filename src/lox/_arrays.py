@@ -51,6 +51,8 @@ def is_spread(x: Any) -> bool:
     return (
         is_jax_array(x)
         and not is_tracer(x)
+        # an array that is not committed is on one device, which is known sooner
+        and getattr(x, "committed", True)
         and not (x.is_fully_addressable or x.is_fully_replicated)
     )
 
@@ -63,12 +65,12 @@ def namespace(x: Any) -> Any:
 
 def to_numpy(x: Any) -> Any:
     """Converts to NumPy, explicitly if `jax.transfer_guard` forbids other transfers."""
-    jax = imported_jax()
-    if jax is None:
-        return np.asarray(x)
     try:
         return np.asarray(x)
-    except jax.errors.JaxRuntimeError:
+    except RuntimeError as error:
+        jax = imported_jax()
+        if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
+            raise
         return np.asarray(jax.device_get(x))
 
 

@@ -1,6 +1,8 @@
 """`lox.logdict`: a dict with steps and a time axis."""
 
 import copy
+import importlib
+import json
 import pickle
 
 import jax
@@ -495,6 +497,42 @@ def test_exported_program_returns_same_logs_after_serialization():
         assert jax.tree.structure(logs) == jax.tree.structure(wanted)
         assert logs == wanted and logs.tags == wanted.tags
         assert logs.compact() == wanted.compact()
+
+
+def test_exported_program_returns_rows_of_loops_without_static_length():
+    def f(n):
+        def body(i):
+            lox.log({"i": i, "double": 2 * i}, step=i)
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    fun = lox.spool(f, capacity=3)
+    (_, logs), (_, wanted) = exported(fun, 2), jax.jit(fun)(2)
+    assert jax.tree.structure(logs) == jax.tree.structure(wanted)
+    assert logs.compact() == wanted.compact()
+    assert logs.compact()["double"].tolist() == [0, 2]
+
+
+def test_layouts_that_older_versions_exported_are_read():
+    pytree = importlib.import_module("lox._logs.pytree")
+    infos = [[True, 0, [0], [], None], [True, 0, [0], [], None]]
+    parts = [["a", "b"], [], ["a", "b"], infos, ["b"]]
+    values = [jnp.arange(3), jnp.arange(3)]
+    mask, count, dropped = jnp.array([True, False, True]), jnp.int32(2), jnp.int32(1)
+    for counted, second in ((None, mask), (["b"], count)):
+        data = parts if counted is None else [*parts, counted]
+        layout = pytree._deserialize_layout(json.dumps(data).encode())
+        logs = pytree._unflatten(layout, [*values, mask, second, dropped])
+        assert jax.tree.map(lambda x: x, logs) == logs
+        assert jax.tree.structure(logs) == jax.tree.structure(
+            jax.tree.map(jnp.copy, logs)
+        )
+        assert logs.dropped == {"b": 1}
+        with pytest.warns(lox.LoxWarning, match="1 rows of 'b'"):
+            compact = logs.compact()
+        assert compact["a"].tolist() == [0, 2]
+        assert compact["b"].tolist() == ([0, 2] if counted is None else [0, 1])
 
 
 def test_to_pandas_keeps_integers_where_rows_are_missing():

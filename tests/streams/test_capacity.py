@@ -182,3 +182,78 @@ def test_unbounded_loop_error_names_three_remedies():
         text = str(error.value)
         assert re.search(r"'i' \(logged at .*programs_with_streams.py:\d+\)", text)
         assert all(way in text for way in ("capacity=", "reduce=", "lox.tap"))
+
+
+def pairs(n):
+    def body(i):
+        lox.log({"i": i, "double": 2 * i}, step=i)
+        lox.log({"other": i})
+        return i + 1
+
+    return lax.while_loop(lambda i: i < n, body, 0)
+
+
+def test_capacity_returns_one_number_of_rows_for_keys_of_one_event():
+    _, logs = jax.jit(lox.spool(pairs, capacity=3))(5)
+    values, steps, numbers = 3, 2, 2
+    assert len(jax.tree.leaves(logs)) == values + steps + numbers
+    for copied in (logs, jax.tree.map(jnp.array, logs), lox.logdict(logs)):
+        assert {key: int(x) for key, x in copied.dropped.items()} == dict.fromkeys(
+            ("i", "double", "other"), 2
+        )
+        assert list(copied.mask) == ["i", "double", "other"]
+    del logs["i"]
+    copied = jax.tree.map(lambda x: x, logs)
+    assert list(copied.mask) == list(copied.dropped) == ["double", "other"]
+    with pytest.warns(lox.LoxWarning, match="2 rows of") as seen:
+        assert copied.compact()["double"].tolist() == [0, 2, 4]
+    assert len(seen) == 2
+
+
+def test_capacity_inside_scan_keeps_the_rows_of_each_iteration():
+    def f(ns):
+        return lax.scan(lambda c, n: (c, lox.spool(pairs, capacity=3)(n)[1]), 0, ns)[1]
+
+    logs = jax.jit(f)(jnp.array([1, 4, 0]))
+    assert logs.dropped["i"].tolist() == [0, 1, 0]
+    with pytest.warns(lox.LoxWarning):
+        lanes = [lane.data for lane in logs.lanes()]
+    wanted = [{"i": [0]}, {"i": [0, 1, 2]}, {}]
+    assert [{k: v.tolist() for k, v in x.items() if k == "i"} for x in lanes] == wanted
+
+
+VALUES = {
+    "float32": lambda i: i + 0.5,
+    "bfloat16": lambda i: i.astype(jnp.bfloat16),
+    "bool": lambda i: i % 2 == 0,
+    "int8": lambda i: i.astype(jnp.int8),
+    "int4": lambda i: i.astype(jnp.int4),
+    "complex64": lambda i: i + 1j,
+    "matrix": lambda i: jnp.full((2, 3), i),
+    "empty": lambda i: jnp.zeros((0, 2)),
+    "key": lambda i: jax.random.key(i),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_capacity_keeps_values_of_every_type(value):
+    def f(n):
+        def body(i):
+            lox.log({"x": value(i)})
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    def equal(rows, wanted):
+        assert rows.dtype == wanted.dtype and rows.shape == wanted.shape
+        if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):
+            rows, wanted = map(jax.random.key_data, (rows, wanted))
+        assert (np.asarray(rows) == np.asarray(wanted)).all()
+
+    wanted = jnp.stack([value(jnp.int32(i)) for i in range(2)])
+    logs = lox.spool(f, capacity=4)(2)[1]
+    equal(logs["x"], wanted)
+    assert not logs["x"].committed
+    assert logs["x"].sharding == jax.device_put(np.zeros(2)).sharding
+    with pytest.warns(lox.LoxWarning, match="1 rows of 'x'"):
+        equal(lox.spool(f, capacity=2)(3)[1]["x"], wanted)

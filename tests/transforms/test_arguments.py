@@ -14,6 +14,7 @@ import pytest
 
 import logify
 import lox
+from lox._transforms import compiled
 
 TRANSFORMATIONS = {
     "spool": lambda f: lambda *a, **k: lox.spool(f)(*a, **k)[0],
@@ -266,6 +267,64 @@ def test_python_bools_in_pytree_are_static():
     assert lox.spool(f)((True, 0.5), 2.0)[0] == 2.0
     assert lox.spool(f)((False, 0.5), 2.0)[0] == 1.0
     assert jax.jit(lambda x: lox.nolog(f)((False, 0.5), x))(2.0) == 1.0
+
+
+class Mode(enum.IntEnum):
+    TRAIN = 1
+    TEST = 2
+
+
+LEAVES = {
+    "bool": True,
+    "enum": Mode.TEST,
+    "string": "name",
+    "function": abs,
+    "none": None,
+    "float": 0.5,
+    "numpy": np.float32(0.5),
+    "array": np.ones(2, np.float32),
+}
+
+
+@pytest.mark.parametrize("way", ["position", "name"])
+def test_leaves_of_pytrees_are_traced_or_static_in_any_order(way):
+    def f(tree, x):
+        leaf = tree["inner"][0]
+        lox.log({"x": x})
+        seen.append(type(leaf))
+        return x
+
+    def call(leaf):
+        seen.clear()
+        tree = {"inner": (leaf, jnp.ones(3)), "w": jnp.ones(())}
+        spooled = lox.spool(f)
+        return spooled(tree, 1.0) if way == "position" else spooled(tree=tree, x=1.0)
+
+    seen = []
+    traced = ("float", "numpy", "array")
+    # types that are known from earlier calls take a shorter path
+    for name in [*LEAVES, *reversed(LEAVES)]:
+        jax.clear_caches()
+        assert call(LEAVES[name])[1] == {"x": 1}
+        (kind,) = set(seen)
+        assert issubclass(kind, jax.core.Tracer) == (name in traced)
+        if name not in traced:
+            assert kind is type(LEAVES[name])
+
+
+def test_eager_call_with_pytrees_searches_them_once(monkeypatch):
+    def f(params, x):
+        y = params["w"] * x + params["layer"]["b"]
+        lox.log({"y": y}, step=3)
+        return y
+
+    params = {"layer": {"b": jnp.ones(())}, "w": jnp.ones(())}
+    spooled = lox.spool(f)
+    spooled(params, jnp.ones(()))
+    monkeypatch.setattr(compiled.Compiled, "call", None)
+    assert spooled(params, jnp.ones(()))[1].step == {"y": 3}
+    assert spooled(params, x=jnp.ones(()))[1] == {"y": 2}
+    assert spooled(x=jnp.ones(()), params=params)[1] == {"y": 2}
 
 
 # --- caches ----------------------------------------------------------------

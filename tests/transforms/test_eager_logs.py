@@ -262,3 +262,52 @@ def test_functions_with_flax_modules_are_searched_after_flax_is_imported():
         """
     )
     assert done.stdout == "done\n", done.stderr
+
+
+def rows_that_may_not_happen(x):
+    def body(c):
+        lox.log({"a": c, "b": {"c": 2 * c}}, step=c)
+        lox.log({"odd": c}, when=c % 2 == 1)
+        return c + 1
+
+    return lax.while_loop(lambda c: c < 3, body, x)
+
+
+def test_rows_that_did_not_happen_are_removed_without_device_put(monkeypatch):
+    spooled = lox.spool(rows_that_may_not_happen, capacity=5)
+    _, wanted = spooled(0)
+    calls = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda *x: (calls.append(x), put(*x))[1])
+    _, logs = spooled(0)
+    assert not calls
+    # it costs more, but a guard allows what is explicit
+    with jax.transfer_guard("disallow"):
+        _, guarded = spooled(jax.jit(lambda: 0)())
+    assert len(calls) == 1
+    for found in (wanted, logs, guarded):
+        assert found["a"].tolist() == [0, 1, 2]
+        assert found["b"]["c"].tolist() == [0, 2, 4]
+        assert found["odd"].tolist() == [1]
+        assert found.step["b"].tolist() == [0, 1, 2]
+
+
+def test_rows_of_another_default_device_are_put_there():
+    *_, last = jax.devices()
+    with jax.default_device(last):
+        _, logs = lox.spool(rows_that_may_not_happen, capacity=5)(0)
+    assert logs["a"].tolist() == [0, 1, 2]
+    assert logs["a"].devices() == {last}
+
+
+def test_wide_rows_stay_wide():
+    with jax.enable_x64(True):
+        _, logs = lox.spool(rows_that_may_not_happen, capacity=5)(0)
+        assert logs["a"].dtype == jnp.int64
+        assert logs["a"].tolist() == [0, 1, 2]
+
+
+def test_compacted_rows_do_not_keep_the_memory_of_all_rows():
+    _, logs = jax.jit(lox.spool(rows_that_may_not_happen, capacity=100))(0)
+    first, last = (x["a"].unsafe_buffer_pointer() for x in (logs, logs.compact()))
+    assert first != last

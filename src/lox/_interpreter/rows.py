@@ -213,15 +213,17 @@ def to_logdict(
         totals: for keys of which only the first rows were kept, the total number of
             rows.
     """
+    # keys with the same total share it, so that the program returns it once
+    counts: dict[tuple[int, int], FirstRows] = {}
 
     def key_of(name: str, rows: Rows) -> Key:
-        mask, dropped = rows.mask, None
+        mask = rows.mask
         if name in totals:
-            mask = FirstRows(jnp.minimum(totals[name], rows.length))
-            dropped = jnp.maximum(totals[name] - rows.length, 0)
+            total, capacity = totals[name], rows.length
+            mask = counts.setdefault((id(total), capacity), FirstRows(total, capacity))
         ndims = tuple(map(len, rows.own_shapes()))
         info = KeyInfo(rows.stacked, rows.lanes, ndims, rows.tags)
-        return Key(rows.tree.unflatten(rows.leaves), rows.steps, mask, info, dropped)
+        return Key(rows.tree.unflatten(rows.leaves), rows.steps, mask, info)
 
     return from_keys(
         (f"{prefix}{name}", key_of(name, rows)) for name, rows in record.items()

@@ -14,11 +14,12 @@ from lox._arrays import (
     is_tracer,
     is_typed_key,
     leaves_of,
+    local_numpy,
     namespace,
     structure_of,
     to_numpy,
 )
-from lox._errors import DtypeError, LoxTypeError, LoxValueError, ShapeError, StepError
+from lox._errors import DtypeError, LoxValueError, ShapeError, StepError
 from lox._reduce.named import REDUCTIONS
 from lox._reduce.protocol import AnyReduction, StackedRows
 
@@ -82,28 +83,56 @@ class FirstRows:
     """The mask of a key of which only the first rows happened, as their number.
 
     A program returns it in place of a mask, which has as many elements as there are
-    rows.
+    rows, and of the number of dropped rows. Keys that are always logged together share
+    it.
 
     Attributes:
-        count: the number of rows, of the shape of the lanes.
+        total: the number of rows that there were, of the shape of the lanes.
+        capacity: how many rows are kept; None if that is unknown. Then the `total` is
+            that of the rows that were kept.
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("capacity", "total")
 
-    def __init__(self, count: Any) -> None:
-        self.count = count
+    def __init__(self, total: Any, capacity: int | None = None) -> None:
+        self.total = total
+        self.capacity = capacity
 
     def mask(self, value: Any, info: KeyInfo) -> Any:
         """The mask of the rows of a value."""
         leaf, own = leaves_of(value)[0], info.ndims[0]
         axis = info.time_axis(leaf, own)
-        rows = np.arange(np.shape(leaf)[axis]).reshape(-1, *[1] * info.lanes)
-        count = self.count
-        if not is_jax_array(count) or is_tracer(count) or is_spread(count):
-            return rows < namespace(count).expand_dims(count, axis)
+        length = np.shape(leaf)[axis]
+        rows = np.arange(length).reshape(-1, *[1] * info.lanes)
+        return self._computed(lambda total, of: rows < of.expand_dims(total, axis))
+
+    def dropped(self) -> Any:
+        """The number of rows that were not kept, of the shape of the lanes."""
+        zero, capacity = np.int32(0), np.int32(self.capacity or 0)
+        return self._computed(lambda total, of: of.maximum(total - capacity, zero))
+
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest number of rows of a lane."""
+        total = to_numpy(self.total)
+        if not total.ndim:  # the common case, in which this is faster
+            return (total.item(),) * 2
+        return (int(total.min()), int(total.max())) if total.size else (0, 0)
+
+    def dropped_on_host(self) -> Any:
+        """The same as a NumPy array, if any were dropped; else None."""
+        if self.capacity is None:
+            return None
+        if not is_spread(self.total) and self.range()[1] <= self.capacity:
+            return None
+        return np.maximum(local_numpy(self.total) - self.capacity, 0)
+
+    def _computed(self, compute: Callable[[Any, Any], Any]) -> Any:
+        """Calls `compute` with the total, and the module that computes with it."""
+        total = self.total
+        if not is_jax_array(total) or is_tracer(total) or is_spread(total):
+            return compute(total, namespace(total))
         # explicit transfers, which a `transfer_guard` allows
-        mask = rows < np.expand_dims(to_numpy(count), axis)
-        return imported_jax().device_put(mask)
+        return imported_jax().device_put(compute(to_numpy(total), np))
 
 
 class Key(NamedTuple):
@@ -129,14 +158,33 @@ class Key(NamedTuple):
         Args:
             change: a function of an array and the position of its time axis.
         """
+        found, fill = self.split()
+        return fill([change(array, axis) for array, axis in found])
+
+    def split(self) -> tuple[list[tuple[Any, int]], Callable[[list[Any]], "Key"]]:
+        """All arrays, and the positions of their time axes.
+
+        Also a function that returns the same key with other arrays.
+        """
         leaves, tree = flatten(self.value)
-        axis = self.info.time_axis
-        pairs = zip(leaves, self.info.ndims, strict=True)
-        return self._replace(
-            value=tree.unflatten([change(x, axis(x, own)) for x, own in pairs]),
-            steps={name: change(x, axis(x, 0)) for name, x in self.steps.items()},
-            mask=None if self.mask is None else change(self.mask, axis(self.mask, 0)),
-        )
+        axis, count, steps = self.info.time_axis, len(leaves), self.steps
+        found = [
+            (x, axis(x, own)) for x, own in zip(leaves, self.info.ndims, strict=True)
+        ]
+        found += [(x, axis(x, 0)) for x in steps.values()]
+        if self.mask is not None:
+            found.append((self.mask, axis(self.mask, 0)))
+
+        def fill(arrays: list[Any]) -> Key:
+            return Key(
+                tree.unflatten(arrays[:count]),
+                dict(zip(steps, arrays[count:])),  # noqa: B905
+                None if self.mask is None else arrays[-1],
+                self.info,
+                self.dropped,
+            )
+
+        return found, fill
 
     def stacked(self) -> "Key":
         if self.info.stacked:
@@ -241,35 +289,6 @@ class Key(NamedTuple):
         )
         info = self.info._replace(ndims=ndims)
         return self._replace(value=tree.unflatten(data), info=info)
-
-    def compacted(self) -> "Key | None":
-        """Removes rows that did not happen in any lane; None if none did."""
-        if self.mask is None:
-            return self
-        if is_tracer(self.mask):
-            raise LoxTypeError(
-                "`compact` needs concrete values, since its shapes depend on them. "
-                "Call it outside `jax.jit`."
-            )
-        arrays = (*leaves_of(self.value), *self.steps.values(), self.mask)
-        if any(map(is_spread, arrays)):  # other processes have the other rows
-            return self
-        mask = to_numpy(self.mask)
-        axis = self.info.time_axis(self.mask, 0)
-        if not self.info.stacked:
-            if not mask.any():
-                return None
-            return self._replace(mask=None) if mask.all() else self
-        others = tuple(i for i in range(mask.ndim) if i != axis)
-        happened = np.asarray(mask.any(axis=others))
-        if not happened.any():
-            return None
-        (kept,) = np.nonzero(happened)
-        new = self
-        if len(kept) < len(happened):
-            new = self.taken(kept)
-        in_all_lanes = mask.take(kept, axis=axis).all()
-        return new._replace(mask=None) if in_all_lanes else new
 
     def taken(self, rows: Any) -> "Key":
         """The rows at these positions."""

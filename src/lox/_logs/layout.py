@@ -10,7 +10,14 @@ from .metadata import Metadata, MetadataDict
 
 
 class Layout(tuple[Any, ...]):
-    """Everything static about a logdict; a tuple, which JAX compares quickly."""
+    """Everything static about a logdict; a tuple, which JAX compares quickly.
+
+    Its items are the keys; for each step, its name and its keys; the keys with a mask;
+    the axes of all keys; the keys with a number of dropped rows; of those with a mask,
+    the keys of which the first rows happened, in programs that older versions exported;
+    and for each group of keys that share the number of their rows, the keys and their
+    capacity.
+    """
 
     @functools.cached_property
     def _values(self) -> Callable[[MetadataDict], tuple[Any, ...]]:
@@ -27,42 +34,70 @@ class Layout(tuple[Any, ...]):
     @functools.cached_property
     def plain(self) -> "Unflattened | None":
         """The metadata, if the values are the only arrays."""
-        _, steps, masks, _, dropped, _ = self
-        return None if steps or masks or dropped else self.metadata(())
+        _, steps, masks, _, dropped, _, totals = self
+        return None if steps or masks or dropped or totals else self.metadata(())
 
     def metadata(self, rest: tuple[Any, ...]) -> "Unflattened":
         """The metadata of a logdict, given its children that are not values."""
-        keys, steps, masks, _, dropped, counted = self
+        return _new(Unflattened, (self, rest, self._values, len(self[0])))
+
+    def parts(self, rest: tuple[Any, ...]) -> Metadata:
+        """The same as a `Metadata` of its own."""
+        _, steps, masks, _, dropped, counted, totals = self
         remaining = iter(rest)
-        parts = (
-            # `zip` does not consume an extra child, because it asks for a key first
-            {name: dict(zip(by_key, remaining)) for name, by_key in steps},  # noqa: B905
-            {
-                key: FirstRows(x) if key in counted else x
-                for key, x in zip(masks, remaining)  # noqa: B905
-            },
-            self._info,
-            dict(zip(dropped, remaining)),  # noqa: B905
-        )
-        how = self._values, len(keys), rest or None, self
-        return tuple.__new__(Unflattened, (*parts, how))
+        # `zip` does not consume an extra child, because it asks for a key first
+        by_step = {name: dict(zip(by_key, remaining)) for name, by_key in steps}  # noqa: B905
+        mask: dict[str, Any] = {
+            key: FirstRows(x) if key in counted else x
+            for key, x in zip(masks, remaining)  # noqa: B905
+        }
+        by_key = dict(zip(dropped, remaining))  # noqa: B905
+        for (names, capacity), total in zip(totals, remaining):  # noqa: B905
+            mask.update(dict.fromkeys(names, FirstRows(total, capacity)))
+        return Metadata(by_step, mask, self._info, by_key)
+
+
+_new: Any = tuple.__new__
 
 
 class Unflattened(Metadata):
     """The metadata of a logdict that was created from its layout.
 
-    A fifth element says how to flatten the logdict: a function that returns its values,
-    their number, its other children, and its layout. Every change of the keys of a
-    logdict replaces its metadata, so this stays valid as long as the logdict has this
-    metadata. JAX flattens the logs of each eager call at least once
+    A tuple that says how to flatten the logdict: its layout, its children that are not
+    values, a function that returns its values, and their number. Every change of the
+    keys of a logdict replaces its metadata, so this stays valid as long as the logdict
+    has this metadata. JAX flattens the logs of each eager call at least once
     (`jax.block_until_ready`), and computing the layout takes most of that time.
+    Everything else is computed when it is needed, because most logs need only their
+    values.
     """
 
-    __slots__ = ()
+    @functools.cached_property
+    def _parts(self) -> Metadata:
+        items: Any = self
+        layout, rest, *_ = items
+        parts: Metadata = layout.parts(rest)
+        return parts
+
+    @property
+    def steps(self) -> dict[str, dict[str, Any]]:
+        return self._parts.steps
+
+    @property
+    def mask(self) -> dict[str, Any]:
+        return self._parts.mask
+
+    @property
+    def info(self) -> dict[str, KeyInfo]:
+        return self._parts.info
+
+    @property
+    def dropped(self) -> dict[str, Any]:
+        return self._parts.dropped
 
     def _replace(self, **changes: Any) -> Metadata:  # type: ignore[override]
         # the changed metadata has another layout
-        return Metadata(*self[:4])._replace(**changes)
+        return self._parts._replace(**changes)
 
 
 def layout_of(logs: MetadataDict) -> Layout:
@@ -70,33 +105,45 @@ def layout_of(logs: MetadataDict) -> Layout:
     keys = tuple(logs)
     steps = tuple((name, tuple(by_key)) for name, by_key in logs.steps.items())
     infos = tuple(logs._info_of(key) for key in keys)
-    masks = {key: x for key, x in logs._metadata.mask.items() if key in logs}
-    # the keys whose mask is the number of their first rows
-    counted = tuple(key for key, x in masks.items() if isinstance(x, FirstRows))
-    return Layout((keys, steps, tuple(masks), infos, tuple(logs.dropped), counted))
+    metadata = logs._metadata
+    dropped = tuple(key for key in metadata.dropped if key in logs)
+    masks, counted = [], []
+    groups: dict[FirstRows, list[str]] = {}
+    for key, mask in metadata.mask.items():
+        if key not in logs:
+            continue
+        if isinstance(mask, FirstRows):
+            if mask.capacity is not None:
+                groups.setdefault(mask, []).append(key)
+                continue
+            counted.append(key)
+        masks.append(key)
+    totals = tuple((tuple(names), mask.capacity) for mask, names in groups.items())
+    return Layout((keys, steps, tuple(masks), infos, dropped, tuple(counted), totals))
 
 
 def children_of(logs: MetadataDict, layout: Layout) -> list[Any]:
-    """The children of a logdict: values, steps, masks and numbers of dropped rows."""
-    keys, steps, masks, _, dropped, _ = layout
+    """The children of a logdict: values, steps, masks, and numbers of rows."""
+    keys, steps, masks, _, dropped, _, totals = layout
     metadata = logs._metadata
     children = [logs[key] for key in keys]
     children += [metadata.steps[name][key] for name, by_key in steps for key in by_key]
     found = [metadata.mask[key] for key in masks]
-    children += [x.count if isinstance(x, FirstRows) else x for x in found]
+    children += [x.total if isinstance(x, FirstRows) else x for x in found]
     children += [metadata.dropped[key] for key in dropped]
+    children += [metadata.mask[names[0]].total for names, _ in totals]
     return children
 
 
 def flatten(logs: MetadataDict) -> tuple[Sequence[Any], Layout]:
     """The children of a logdict, and its layout."""
     metadata: Any = logs._metadata
-    if type(metadata) is Unflattened:
-        values, count, rest, layout = metadata[4]  # type: ignore[misc]
+    kind: Any = type(metadata)
+    if kind is Unflattened:
+        layout, rest, values, count = metadata
         if len(logs) == count:
             try:
-                children = values(logs)
-                return (children if rest is None else children + rest), layout
+                return values(logs) + rest, layout
             except KeyError:  # then the methods of `dict` itself were called
                 pass
     layout = layout_of(logs)

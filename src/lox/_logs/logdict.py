@@ -12,7 +12,6 @@ from lox._arrays import (
     is_jax_array,
     is_tracer,
     is_typed_key,
-    local_numpy,
     to_numpy,
 )
 from lox._errors import (
@@ -29,6 +28,7 @@ from lox._reduce import reductions
 from lox._source import warn
 
 from . import exports, html_table, over_lanes, plotting
+from .compaction import compacted_keys
 from .formatting import format_value, mark_masked
 from .grouping import group_by_steps
 from .key import Key, KeyInfo, describe_axes
@@ -105,7 +105,7 @@ class logdict(MetadataDict):
     def __reduce__(self) -> Any:
         # only public names and plain tuples: pickles outlive changes of our classes
         infos = {key: tuple(self._info_of(key)) for key in self}
-        data, dropped = dict(self), self._metadata.dropped
+        data, dropped = dict(self), self.dropped
         return logdict._from_pickle, (data, self.steps, self.mask, infos, dropped)
 
     @classmethod
@@ -320,16 +320,12 @@ class logdict(MetadataDict):
         """
         if not self._metadata.mask:
             return self
-        keys = ((name, key.compacted()) for name, key in self._keys().items())
-        happened = [(name, key._replace(dropped=None)) for name, key in keys if key]
+        keys = compacted_keys((name, self._counted_key(name)) for name in self)
         self._warn_of_dropped()
-        return self._with(happened)
+        return self._with(keys.items())
 
     def _warn_of_dropped(self) -> None:
-        dropped = {key: local_numpy(count) for key, count in self.dropped.items()}
-        for key, count in dropped.items():
-            if not count.any():
-                continue
+        for key, count in self._dropped_on_host().items():
             lanes = f" in {np.count_nonzero(count)} lanes" if count.ndim else ""
             warn(
                 f"{count.sum()} rows of {key!r} were dropped{lanes}: there were more "

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lox._arrays import leaves_of
+from lox._arrays import leaves_of, local_numpy
 
 from .key import FirstRows, Key, KeyInfo, describe_axes, equal
 
@@ -23,7 +23,8 @@ class Metadata(NamedTuple):
         mask: which rows happened, for the keys with rows that may not have: an array,
             or `FirstRows`.
         info: the axes and tags of each key; none for values assigned by the user.
-        dropped: how many rows were dropped, for the keys with a `capacity`.
+        dropped: how many rows were dropped, for the keys with a `capacity`, except for
+            those whose mask knows it: `FirstRows`.
     """
 
     steps: dict[str, dict[str, Any]] = _EMPTY
@@ -64,17 +65,42 @@ class MetadataDict(dict[str, Any]):
     _metadata: Metadata
 
     def _key(self, key: str) -> Key:
-        metadata = self._metadata
         return Key(
             self[key],
             self._key_steps(key),
             self._mask_of(key),
             self._info_of(key),
-            metadata.dropped.get(key),
+            self._dropped_of(key),
         )
+
+    def _counted_key(self, key: str) -> Key:
+        """The same, but with a mask that may be `FirstRows`, and without `dropped`."""
+        mask = self._metadata.mask.get(key)
+        return Key(self[key], self._key_steps(key), mask, self._info_of(key))
 
     def _keys(self) -> dict[str, Key]:
         return {key: self._key(key) for key in self}
+
+    def _dropped_of(self, key: str) -> Any:
+        mask = self._metadata.mask.get(key)
+        if isinstance(mask, FirstRows) and mask.capacity is not None:
+            return mask.dropped()
+        return self._metadata.dropped.get(key)
+
+    def _dropped_on_host(self) -> dict[str, Any]:
+        """How many rows were dropped, for the keys of which some were."""
+        metadata = self._metadata
+        # keys that are logged together share their masks
+        masks = {id(x): x for x in metadata.mask.values() if isinstance(x, FirstRows)}
+        any_dropped = {number: x.dropped_on_host() for number, x in masks.items()}
+        found: dict[str, Any] = {}
+        for key in self:
+            count = any_dropped.get(id(metadata.mask.get(key)))
+            if count is None and key in metadata.dropped:
+                count = local_numpy(metadata.dropped[key])
+            if count is not None and count.any():
+                found[key] = count
+        return found
 
     def _mask_of(self, key: str) -> Any:
         mask = self._metadata.mask.get(key)
@@ -154,7 +180,7 @@ class MetadataDict(dict[str, Any]):
     @property
     def mask(self) -> dict[str, Any]:
         """Which rows happened, for the keys with rows that may not have."""
-        return {key: self._mask_of(key) for key in self._present(self._metadata.mask)}
+        return {key: self._mask_of(key) for key in self if key in self._metadata.mask}
 
     @property
     def dropped(self) -> dict[str, Any]:
@@ -162,7 +188,8 @@ class MetadataDict(dict[str, Any]):
 
         `compact`, which an eager call includes, warns about them and clears this.
         """
-        return self._present(self._metadata.dropped)
+        found = {key: self._dropped_of(key) for key in self}
+        return {key: dropped for key, dropped in found.items() if dropped is not None}
 
     @property
     def tags(self) -> dict[str, tuple[str, ...]]:

@@ -35,8 +35,8 @@ class Packing:
         removes such rows. Nor are those of a program with many layouts.
         """
         layout = layout_of(logs)
-        keys, _, masks, *_ = layout
-        length = None if masks else self._length(layout)
+        keys, _, masks, *_, totals = layout
+        length = None if masks or totals else self._length(layout)
         if length is None:
             return result, logs
         values: Any = dict(logs)

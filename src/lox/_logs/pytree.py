@@ -25,13 +25,14 @@ def register(jax: ModuleType) -> None:
 
 def _flatten_with_keys(logs: logdict) -> tuple[list[Any], tuple[Any, ...]]:
     layout = layout_of(logs)
-    keys, steps, masks, _, dropped, _ = layout
+    keys, steps, masks, _, dropped, _, totals = layout
     paths: list[Any] = [DictKey(key) for key in keys]
     paths += [
         GetAttrKey(f"{name}[{key!r}]") for name, by_key in steps for key in by_key
     ]
     paths += [GetAttrKey(f"mask[{key!r}]") for key in masks]
     paths += [GetAttrKey(f"dropped[{key!r}]") for key in dropped]
+    paths += [GetAttrKey(f"total[{', '.join(map(repr, x))}]") for x, _ in totals]
     return list(zip(paths, children_of(logs, layout), strict=True)), layout
 
 
@@ -55,7 +56,9 @@ def _serialize_layout(layout: tuple[Any, ...]) -> bytes:
 
 
 def _deserialize_layout(data: bytes) -> Layout:
-    keys, steps, masks, infos, dropped, *counted = json.loads(data)
+    parts: list[Any] = json.loads(data)
+    # the last two are missing in programs that older versions exported
+    keys, steps, masks, infos, dropped, counted, totals = [*parts, [], []][:7]
     return Layout(
         (
             tuple(keys),
@@ -63,6 +66,7 @@ def _deserialize_layout(data: bytes) -> Layout:
             tuple(masks),
             tuple(map(KeyInfo.from_json, infos)),
             tuple(dropped),
-            tuple(*counted),  # missing in programs that older versions exported
+            tuple(counted),
+            tuple((tuple(names), capacity) for names, capacity in totals),
         )
     )

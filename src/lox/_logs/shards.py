@@ -23,6 +23,7 @@ from lox._arrays import (
 from lox._errors import LoxValueError
 
 from .access import with_lane
+from .compaction import compacted
 from .key import Key
 from .logdict import from_keys, logdict
 
@@ -121,7 +122,7 @@ def _lanes(name: str, key: Key, caller: str) -> Iterator[tuple[int, Key]]:
 def _inner_lanes(key: Key, number: int) -> Iterator[tuple[int, Key]]:
     count = key.lane_count()
     if count is None:
-        happened = key.compacted()
+        happened = compacted(key)
         if happened is not None:
             yield number, happened
         return

@@ -6,6 +6,7 @@ import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
 
+from .compaction import compacted
 from .key import Key, index_axis
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Slicer:
             raise LoxTypeError(
                 f"`logs.slice[...]` takes an integer or a slice, not {index!r}."
             )
-        logs = self._logs.compact() if self._logs._metadata.dropped else self._logs
+        logs = self._logs.compact() if self._logs.dropped else self._logs
         keys = ((name, _sliced(name, key, index)) for name, key in logs._keys().items())
         return logs._with((name, key) for name, key in keys if key is not None)
 
@@ -34,7 +35,7 @@ def _sliced(name: str, key: Key, index: Any) -> Key | None:
     """Rows by position, among those that happened; None if there are none."""
     if not key.info.stacked:
         return key
-    compact = key.compacted()
+    compact = compacted(key)
     if compact is None:
         return None
     if compact.mask is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from lox._arrays import is_typed_key, leaves_with_paths
 
 from .access import keys_of
+from .compaction import compacted
 from .grouping import group_by_steps
 from .key import Key
 from .lane_step import LANE, NO_LANE, inner_lane
@@ -116,7 +117,7 @@ def _lanes(keys: dict[str, Key]) -> Iterator[dict[str, Key]]:
             continue
         for i in range(count):
             lane = {
-                name: inner_lane(key.lane(i), count, i).compacted()
+                name: compacted(inner_lane(key.lane(i), count, i))
                 for name, key in same.items()
             }
             yield from _lanes({name: key for name, key in lane.items() if key})

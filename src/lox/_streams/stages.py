@@ -249,7 +249,9 @@ def _choose(condition: Any, new: Any, old: Any) -> Any:
 
 def _write(rows: Any, x: Any, index: Any, condition: Any) -> Any:
     """Writes a row in place, without copying the others."""
+    x = jax.lax.expand_dims(x, (0,))
     if condition is not None:
-        here = jax.lax.dynamic_index_in_dim(rows, index, keepdims=False)
+        # of the shape of the update, so that XLA reads and writes in one operation
+        here = jax.lax.dynamic_slice_in_dim(rows, index, 1)
         x = jnp.where(condition, x, here)
-    return jax.lax.dynamic_update_index_in_dim(rows, x, index, 0)
+    return jax.lax.dynamic_update_slice_in_dim(rows, x, index, 0)

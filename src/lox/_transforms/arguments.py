@@ -56,6 +56,21 @@ _traced_types = {numbers: _Types(numbers) for numbers in (True, False)}
 array_types: set[type] = set()
 
 
+def all_arrays(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an eager call surely traces all leaves; this takes a microsecond.
+
+    False means that it is not known.
+    """
+    leaves, _ = _flatten((args, kwargs) if kwargs else args)
+    return array_types.issuperset(map(type, leaves)) and (
+        "equinox" not in _modules or not any(map(_is_number, leaves))
+    )
+
+
+_modules = sys.modules
+_flatten = jax.tree_util.default_registry.flatten
+
+
 def all_traced(args: tuple[Any, ...], kwargs: dict[str, Any], numbers: bool) -> bool:
     """Whether all leaves of the arguments are traced.
 

@@ -26,6 +26,7 @@ from lox._logs.packing import Packing
 from .arguments import (
     Static,
     StaticLeaves,
+    all_arrays,
     all_traced,
     array_types,
     hide_settings,
@@ -126,13 +127,13 @@ class Compiled:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The same, given a tuple and a dict, which saves time."""
         has_nnx = "flax.nnx" in _modules
-        if (
-            self.all_traced
-            and not kwargs
-            and array_types.issuperset(map(type, args))
-            and not (has_nnx and not nnx.captures_none(self._get_fun()))
-        ):
-            return self.finish(self.jitted(*args))  # most eager calls do nothing else
+        if self.all_traced:
+            known = not kwargs and array_types.issuperset(map(type, args))
+            if has_nnx:
+                known = known and nnx.captures_none(self._get_fun())
+            if known or (not has_nnx and all_arrays(args, kwargs)):
+                # most eager calls do nothing else
+                return self.finish(self.jitted(*args, **kwargs))
         if has_nnx:
             stateful = nnx.find(self._get_fun(), args, kwargs)
             if stateful is not None:

@@ -12,7 +12,7 @@ from lox._jax.tracing import TOP_TRACE, trace_state
 from lox._libraries import nnx
 from lox._logs.logdict import logdict
 
-from .arguments import Argnames, Argnums, Static, array_types
+from .arguments import Argnames, Argnums, Static, all_arrays, array_types
 from .cache import PerFunction
 from .collect import collect
 from .compiled import Compiled, Form, Forms, cached, is_outermost
@@ -193,16 +193,16 @@ def _with_shortcut(
     jitted, finish = outermost.jitted, outermost.finish
 
     def with_shortcut(self: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, logdict]:
-        if (
-            not kwargs
-            and (trace_state.value is TOP_TRACE or is_outermost())
-            and ("flax.nnx" not in _modules or nnx.captures_none(self.__wrapped__))
-        ):
-            for arg in args:
-                if type(arg) not in array_types:
-                    break
-            else:
-                return finish(jitted(*args))
+        if trace_state.value is TOP_TRACE or is_outermost():
+            has_nnx = "flax.nnx" in _modules
+            if not kwargs and (not has_nnx or nnx.captures_none(self.__wrapped__)):
+                for arg in args:
+                    if type(arg) not in array_types:
+                        break
+                else:
+                    return finish(jitted(*args))
+            if not has_nnx and all_arrays(args, kwargs):
+                return finish(jitted(*args, **kwargs))
         return call(self, *args, **kwargs)
 
     return with_shortcut
