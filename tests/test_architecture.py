@@ -54,6 +54,7 @@ WITHOUT_JAX = [
 ]
 # Modules with functions that need JAX, and what for.
 JAX_ON_DEMAND = {
+    "lox._logs.compaction": "rows that return to their device",
     "lox._logs.key": "arrays of JAX",
     "lox._logs.logdict": "registered as a pytree by `import jax`",
     "lox._logs.pytree": "loaded by `import jax`",

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .key import FirstRows, KeyInfo
@@ -74,10 +74,12 @@ class Unflattened(Metadata):
 
     @functools.cached_property
     def _parts(self) -> Metadata:
-        items: Any = self
-        layout, rest, *_ = items
-        parts: Metadata = layout.parts(rest)
+        layout: Any = self[0]
+        parts: Metadata = layout.parts(self[1])
         return parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts)  # as of any metadata
 
     @property
     def steps(self) -> dict[str, dict[str, Any]]:
@@ -140,10 +142,9 @@ def flatten(logs: MetadataDict) -> tuple[Sequence[Any], Layout]:
     metadata: Any = logs._metadata
     kind: Any = type(metadata)
     if kind is Unflattened:
-        layout, rest, values, count = metadata
-        if len(logs) == count:
+        if len(logs) == metadata[3]:
             try:
-                return values(logs) + rest, layout
+                return metadata[2](logs) + metadata[1], metadata[0]
             except KeyError:  # then the methods of `dict` itself were called
                 pass
     layout = layout_of(logs)

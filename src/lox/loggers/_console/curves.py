@@ -124,7 +124,8 @@ class Curves:
         return max((curve.count for curve in self.by_name.values()), default=0)
 
     def add(self, logs: logdict) -> None:
-        steps, masks, *_ = metadata_of(logs)
+        metadata = metadata_of(logs)
+        steps, masks = metadata.steps, metadata.mask
         for key, value in logs.items():
             # the fast path: a tap may send a million scalars
             if isinstance(value, _NUMPY) and value.shape == () and key not in masks:
