@@ -141,11 +141,10 @@ def flatten(logs: MetadataDict) -> tuple[Sequence[Any], Layout]:
     """The children of a logdict, and its layout."""
     metadata: Any = logs._metadata
     kind: Any = type(metadata)
-    if kind is Unflattened:
-        if len(logs) == metadata[3]:
-            try:
-                return metadata[2](logs) + metadata[1], metadata[0]
-            except KeyError:  # then the methods of `dict` itself were called
-                pass
+    if kind is Unflattened and len(logs) == metadata[3]:
+        try:
+            return metadata[2](logs) + metadata[1], metadata[0]
+        except KeyError:  # then the methods of `dict` itself were called
+            pass
     layout = layout_of(logs)
     return children_of(logs, layout), layout
