@@ -8,6 +8,7 @@ import contextlib
 import doctest
 import functools
 import io
+import math
 import pathlib
 import re
 import tempfile
@@ -70,8 +71,9 @@ def run(name):
     module, plotted, printed = example(name), [], io.StringIO()
     directory = tempfile.mkdtemp()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        # what the console shows in between depends on the speed of the machine
+        # what is shown in between depends on the speed of the machine
         patch.setattr("lox.loggers._console.logger._Timer._run", lambda timer: None)
+        patch.setattr("lox._host.progress_bars._SECONDS_BETWEEN_LINES", math.inf)
         if name == "optax_updates":
             module.main()
         else:
