@@ -293,7 +293,7 @@ def test_progress_prints_plain_lines(notebook):
     outputs = notebook.outputs["progress"]
     assert {output["output_type"] for output in outputs} == {"stream"}
     text = "".join(line for output in outputs for line in output["text"])
-    assert "50% (10/20)" in text and "100% (20/20)" in text
+    assert "10% (2/20)" in text and "100% (20/20)" in text
     assert not {"\r", "\x1b"} & set(text)
 
 
