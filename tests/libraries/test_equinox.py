@@ -252,3 +252,28 @@ def test_python_numbers_in_modules_are_unchanged():
         new, _ = transformed(model, 2.0)
         assert new.rate == 0.5 and isinstance(new.rate, float)
         assert new.weight == 2.0
+
+
+@eqxi.noinline
+def logs_value_and_cotangent(x):
+    lox.log({"x": x})
+    x = lox.log_grad("dx", x)
+    x = lox.watch("w", x, stats=("max_abs",), grad=True)
+    return jnp.sin(x)
+
+
+def test_noinline_function_logs_its_cotangents_once():
+    gradient = jax.grad(lambda x: 2 * logs_value_and_cotangent(x))
+    xs = jnp.arange(3.0)
+    keys = {"x", "dx", "w/max_abs", "w/grad/max_abs"}
+    for spooled in (jax.vmap(lox.spool(gradient)), lox.spool(jax.vmap(gradient))):
+        result, logs = spooled(xs)
+        assert logs.keys() == keys
+        np.testing.assert_allclose(result, 2 * np.cos(xs), rtol=1e-6)
+        np.testing.assert_array_equal(logs["x"], xs)
+        np.testing.assert_array_equal(logs["dx"], result)
+        np.testing.assert_array_equal(logs["w/grad/max_abs"], np.abs(result))
+    calls = []
+    lox.tap(gradient, calls.append)(1.0)
+    assert sorted(key for logs in calls for key in logs) == sorted(keys)
+    assert lox.spool(logs_value_and_cotangent)(1.0)[1].keys() == {"x", "w/max_abs"}

@@ -59,6 +59,7 @@ class Call:
         over: the mesh axes across which the values are reduced (see `over`).
         early: whether the call may be in a program that runs while another one is
             traced (see `not_traced`).
+        of_cotangents: whether its values are cotangents, logged by a backward pass.
         names: the user's names of the values, for messages, if they are not the keys.
         numbers: the Python numbers among the leaves and then the steps; None for values
             that are known only at run time, and for missing entries at the end. The
@@ -79,6 +80,7 @@ class Call:
     conditional: bool = False
     over: tuple[str, ...] = ()
     early: bool = False
+    of_cotangents: bool = False
     names: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = dataclasses.field(default=(), compare=False)
 

@@ -6,6 +6,7 @@ linear; the transpose of that binds an event of `log_p` on the cotangents. So th
 exists only in the program that reverse mode creates, and is an ordinary event there.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Never, TypeVar
 
@@ -122,6 +123,7 @@ def bind_log_grad(
     if condition is not None:
         values = condition.values(call.keys[0], values)
         masks = [condition.mask]
+    call = dataclasses.replace(call, of_cotangents=True)
     event = Event(call, layout_of(condition), Route(quiet=call.explicit))
     outs = iter(log_grad_p.bind(*values, *numbers, *masks, event=event))
     same = iter(shapes)

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from lox._errors import UnsupportedPrimitiveError
+from lox._events.event import Event
 from lox._imports import when_imported
 from lox._interpreter.contents import events_inside, events_of
-from lox._interpreter.handlers import NO_STATE, Remover, State
+from lox._interpreter.handlers import State
 from lox._interpreter.patches.unmapped import patch_of_unmapped
-from lox._interpreter.rows import Record
 from lox._interpreter.rule_table import Result, other_jaxprs, rule
-from lox._interpreter.walk import Walk
+from lox._interpreter.walk import Walk, without_events
 from lox._jax import jaxprs, patches, tracing
 
 from .expansion import equinox_module, expansions_of, trace
@@ -98,6 +98,10 @@ def _functions_of_noinline(eqn: Any) -> list[Any]:
     return _possible_functions(eqn) if expanded is None else [expanded]
 
 
+def _is_of_value(event: Event) -> bool:
+    return not event.call.of_cotangents
+
+
 @rule("noinline")
 def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     """The function becomes a jitted call in the program."""
@@ -115,10 +119,8 @@ def _noinline_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resul
             "passing it."
         )
     args = args[1:]
-    if _is_derivative(eqn):  # the equation that computes the value logs
-        silent = Walk(Remover(walk.handler.wants))
-        outs, _, _ = jax.jit(lambda *args: silent(expanded, args, NO_STATE))(*args)
-        return outs, Record(), state
+    if _is_derivative(eqn):  # another equation computes the value, and logs it
+        expanded = without_events(expanded, _is_of_value)
     return jax.jit(lambda state, *args: walk(expanded, args, state))(state, *args)
 
 
