@@ -18,4 +18,39 @@ FOUND: list[tuple[str, int, Program]] = [
             Statement("log_when"),
         ),
     ),
+    # the anchor of a differentiated scan did not vary over devices, and a branch did
+    (
+        "devices",
+        1004870,
+        (
+            Statement(
+                kind="scan",
+                number=0,
+                blocks=(
+                    (
+                        Statement(
+                            kind="cond",
+                            number=0,
+                            blocks=(
+                                (
+                                    Statement(
+                                        kind="map",
+                                        number=0,
+                                        blocks=(
+                                            (
+                                                Statement(
+                                                    kind="log", number=0, blocks=()
+                                                ),
+                                            ),
+                                        ),
+                                    ),
+                                ),
+                                (Statement(kind="update", number=0, blocks=()),),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
 ]

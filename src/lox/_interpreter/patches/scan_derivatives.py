@@ -131,10 +131,13 @@ def _with_anchors(
     changing = _changing_input(params, unknown)
     assert changing is not None
     walk = Walk(_AnchorAdder())
+    # after branches that differ between devices, it varies like they do
+    varying = frozenset[Any]().union(*map(array_types.varying_axes, old.in_avals))
 
     def body(_: Any, *args: Any) -> list[Any]:
-        anchor = State(context=anchor_p.bind(as_array(args[changing])))
-        outs, _, after = walk(old, args, anchor)
+        anchor = anchor_p.bind(as_array(args[changing]))
+        anchor = array_types.vary_like(anchor, varying)
+        outs, _, after = walk(old, args, State(context=anchor))
         if _logs_inside_equations(old):
             log_p.bind(after.context, event=_KEEP_ANCHOR)
         return outs
