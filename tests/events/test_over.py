@@ -23,9 +23,10 @@ from tests.loggers.backends import MemoryLogger
 SIZES = {"i": 4, "j": 2}
 
 
-def mesh_of(*axes, kind=AxisType.Auto):
-    shape = tuple(8 if len(axes) == 1 else SIZES[axis] for axis in axes)
-    return jax.make_mesh(shape, axes, axis_types=(kind,) * len(axes))
+def mesh_of(*axes, kind=AxisType.Auto, size=8):
+    shape = tuple(size if len(axes) == 1 else SIZES[axis] for axis in axes)
+    types = (kind,) * len(axes)
+    return jax.make_mesh(shape, axes, types, devices=jax.devices()[:size])
 
 
 def on_devices(fun, mesh, check_vma=True, **options):
@@ -455,7 +456,69 @@ def test_value_that_is_the_same_on_all_devices_is_exact():
     compiled = jax.jit(lambda *args: lox.spool(fun, "y")(*args)).lower(
         jnp.arange(8.0), 0.1
     )
-    assert not collectives_of(compiled)
+    assert len(collectives_of(compiled)) == 1
+
+
+def results_of_branches_and_loops(x):
+    """Two values that vary over devices, though (as of JAX 0.12) their types do not."""
+    y = jax.lax.cond(x > 1.5, lambda: 1.0, lambda: 3.0)
+    carry = jax.lax.while_loop(
+        lambda carry: carry[0] < x,
+        lambda carry: (carry[0] + 1, carry[1] + 1),
+        (0 * x, 0),
+    )
+    return y, carry[1]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_of_branches_and_loops_with_differing_predicates_are_reduced(
+    kind, size
+):
+    def log(x):
+        y, count = results_of_branches_and_loops(x.sum())
+        lox.log({"y": y, "count": count}, over="i", reduce=kind)
+        lox.log({"some": count}, over="i", reduce=kind, when=x.sum() > 0.5)
+        return x
+
+    x = jnp.arange(float(size))
+    logs = lox.spool(on_devices(log, mesh_of("i", size=size)))(x)[1]
+    rows = {"y": np.where(x > 1.5, 1.0, 3.0), "count": np.asarray(x), "some": x[1:]}
+    for key, values in rows.items():
+        np.testing.assert_allclose(logs[key], KINDS[kind](values), rtol=1e-6)
+
+
+def test_condition_whose_type_does_not_vary_but_whose_value_does_is_refused():
+    def log(x):
+        _, count = results_of_branches_and_loops(x.sum())
+        lox.log({"x": x.sum()}, over="i", when=count > 2)
+        return x
+
+    fun = on_devices(log, mesh_of("i", size=4))
+    for way in (lox.spool(fun), lox.tap(fun, print), jax.jit(fun)):
+        with pytest.raises(lox.LoxError, match="differs between the devices.*pcast"):
+            way(jnp.arange(4.0))
+
+    def log_varying(x):
+        _, count = results_of_branches_and_loops(x.sum())
+        when = jax.lax.pcast(count > 1, "i", to="varying")
+        lox.log({"x": x.sum()}, over="i", when=when)
+        return x
+
+    logs = lox.spool(on_devices(log_varying, mesh_of("i", size=4)))(jnp.arange(4.0))[1]
+    assert logs["x"] == 2.5
+
+
+def test_predicate_whose_type_does_not_vary_but_whose_value_does_is_refused():
+    def log(x):
+        _, count = results_of_branches_and_loops(x.sum())
+        lax.cond(
+            count > 2, lambda: lox.log({"x": x.sum()}, over="i") and None, lambda: None
+        )
+        return x
+
+    with pytest.raises(lox.LoxError, match="wait forever"):
+        lox.spool(on_devices(log, mesh_of("i", size=4)))(jnp.arange(4.0))
 
 
 # --- compiled programs -------------------------------------------------------

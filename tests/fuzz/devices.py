@@ -1,6 +1,7 @@
 """Random programs on eight devices: `shard_map`, and sharded arrays."""
 
 import random
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +14,6 @@ from tests.fuzz import orders
 from tests.interpreter.test_mixed_oracle import CAPACITY, Program
 
 DEVICES = 4
-# of JAX, for some branches of a `switch` in `shard_map(vmap(f))`, with and without lox
-KNOWN_ERROR = "requires varying manual axes to match"
 VALUES = [0.3 + 0.4 * i for i in range(2 * DEVICES)]
 
 
@@ -28,39 +27,18 @@ def check(seed: int, statements: oracle.Program | None = None) -> None:
         (DEVICES,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:DEVICES]
     )
     xs = jax.device_put(jnp.array(VALUES), NamedSharding(mesh, P("d")))
-    lanes = jax.vmap(fun)
     wanted: Any = [events(x) for x in VALUES]
     if rng.random() < 0.6:
-        lanes = jax.shard_map(lanes, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        lanes = partial(jax.shard_map, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
         wanted = [wanted[i : i + 2] for i in range(0, len(wanted), 2)]
+    else:
+        lanes = jax.jit
     try:
-        compare(lanes, xs, wanted, tapped=rng.random() < 0.5)
+        compare(lanes(jax.vmap(fun)), xs, wanted, tapped=rng.random() < 0.5)
     except ValueError as error:
-        if KNOWN_ERROR not in str(error) or not fails_without_lox(program, mesh, xs):
+        plain = lanes(jax.vmap(program.without_lox))
+        if not orders.fails_alike(jax.jit(plain), xs, error):
             raise
-
-
-class WithoutLox(oracle.Jax):
-    def log(self, data: Any, **steps: Any) -> None:
-        pass
-
-    def log_grad(self, name: str, x: Any, **steps: Any) -> Any:
-        return x
-
-    def watch(self, name: str, tree: Any, **options: Any) -> Any:
-        return tree
-
-
-def fails_without_lox(program: Program, mesh: Any, xs: Any) -> bool:
-    def fun(x: Any) -> Any:
-        return oracle.run(program.statements, x, WithoutLox())
-
-    lanes = jax.shard_map(jax.vmap(fun), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-    try:
-        jax.jit(lanes)(xs)
-    except ValueError as error:
-        return KNOWN_ERROR in str(error)
-    return False
 
 
 def compare(lanes: Any, xs: Any, wanted: Any, tapped: bool) -> None:

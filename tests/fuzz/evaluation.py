@@ -5,6 +5,8 @@ callbacks of compiled programs, so some programs are compiled as well.
 """
 
 import contextlib
+import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,19 +25,30 @@ _CONTROL = ("scan", "while", "cond", "shard_map")
 def without_compiling() -> Iterator[None]:
     """Inside, only single operations that NumPy does not have are compiled."""
     compiled = pjit._pjit_call_impl_python
+    assert not is_evaluating()
 
     def call(*args: Any, jaxpr: Any, **params: Any) -> Any:
         if _needs_jax(jaxpr, args):
             return compiled(*args, jaxpr=jaxpr, **params)
         with np.errstate(all="ignore"):
             outs = evaluate(jaxpr, args)
-        return list(map(jnp.asarray, outs)), None, None, []
+        return outs, None, None, []
 
     pjit._pjit_call_impl_python = call
+    _evaluating.append(True)
     try:
         yield
     finally:
+        _evaluating.clear()
         pjit._pjit_call_impl_python = compiled
+
+
+_evaluating: list[bool] = []
+
+
+def is_evaluating() -> bool:
+    """Whether this is inside `without_compiling`."""
+    return bool(_evaluating)
 
 
 def _needs_jax(closed: Any, args: Sequence[Any]) -> bool:
@@ -90,7 +103,7 @@ def _evaluate(eqn: Any, args: list[Any]) -> list[Any]:
         branches = params["branches"]
         return evaluate(branches[min(max(int(index), 0), len(branches) - 1)], operands)
     if name == "shard_map":
-        raise NotImplementedError("`shard_map` needs devices: compile the program")
+        return _shard_map(params, args)
     inner = _called(eqn)
     if inner is not None:
         return evaluate(inner, args)
@@ -149,6 +162,63 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
 def _where(running: Any, new: Any, old: Any) -> Any:
     running = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
     return (np if type(new) is np.ndarray else jnp).where(running, new, old)
+
+
+# --- devices -------------------------------------------------------------------
+
+# where the device whose part of a `shard_map` is evaluated is along each mesh axis, and
+# the sizes of these axes
+_device: dict[str, tuple[int, int]] = {}
+
+
+def _shard_map(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    """Evaluates the program of one device after the other, without collectives."""
+    sizes = dict(params["mesh"].shape)
+    outs: list[Any] = []
+    before = dict(_device)
+    for place in itertools.product(*map(range, sizes.values())):
+        _device.update(zip(sizes, zip(place, sizes.values(), strict=True), strict=True))
+        blocks = zip(args, params["in_specs"], strict=True)
+        parts = evaluate(params["jaxpr"], [x[_block(x, spec)] for x, spec in blocks])
+        for n, (part, spec) in enumerate(zip(parts, params["out_specs"], strict=True)):
+            if len(outs) == n:
+                counts = [_place(names)[1] for names in _by_axis(spec, part.ndim)]
+                shape = np.multiply(part.shape, counts).astype(int)
+                outs.append(np.zeros(shape, part.dtype))
+            outs[n][_block(outs[n], spec)] = part
+    _device.clear()
+    _device.update(before)
+    return outs
+
+
+def _by_axis(spec: Any, ndim: int) -> list[tuple[str, ...]]:
+    """The mesh axes over which each axis of an array is sharded."""
+    names = [(n,) if isinstance(n, str) else tuple(n or ()) for n in spec]
+    return names + [()] * (ndim - len(names))
+
+
+def _place(names: Sequence[str]) -> tuple[int, int]:
+    """The index of the device along mesh axes, and the number of devices there."""
+    places = [_device[name] for name in names]
+    sizes = [size for _, size in places]
+    return int(np.ravel_multi_index([i for i, _ in places], sizes)) if places else 0, (
+        math.prod(sizes)
+    )
+
+
+def _block(x: Any, spec: Any) -> tuple[slice, ...]:
+    """The part of a global array that the device has."""
+    slices = []
+    for size, names in zip(x.shape, _by_axis(spec, x.ndim), strict=True):
+        index, count = _place(names)
+        part = size // count
+        slices.append(slice(index * part, (index + 1) * part))
+    return tuple(slices)
+
+
+def _axis_index(params: dict[str, Any]) -> Any:
+    names = params["axis_name"]
+    return _place((names,) if isinstance(names, str) else names)[0]
 
 
 # --- operations ------------------------------------------------------------------
@@ -225,6 +295,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": _plain(operator.add),
     "add_any": _plain(operator.add),
     "and": _plain(operator.and_),
+    "axis_index": _axis_index,
     "broadcast_in_dim": _broadcast,
     "clamp": _plain(lambda low, x, high: np.clip(x, low, high)),
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
@@ -241,6 +312,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "is_finite": _plain(np.isfinite),
     "le": _plain(operator.le),
     "lt": _plain(operator.lt),
+    "lox_vary": _plain(np.asarray),
     "max": _plain(np.maximum),
     "min": _plain(np.minimum),
     "mul": _plain(operator.mul),
@@ -248,6 +320,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": _plain(operator.neg),
     "not": _plain(operator.invert),
     "or": _plain(operator.or_),
+    "pcast": _plain(np.asarray),
+    "pvary": _plain(np.asarray),
     "reduce_and": _reduction(np.all),
     "reduce_max": _reduction(np.max),
     "reduce_min": _reduction(np.min),

@@ -10,7 +10,7 @@ FOUND: list[tuple[str, int, Program]] = [
     # the inner lanes of an outer lane without rows were not counted
     (
         "orders",
-        5088,
+        8240,
         (
             Statement(
                 "cond", 0, ((Statement("log_grad_tree"),), (Statement("log_elements"),))
@@ -53,4 +53,41 @@ FOUND: list[tuple[str, int, Program]] = [
             ),
         ),
     ),
+    # results of a branch on a predicate that varies over devices did not vary
+    (
+        "orders",
+        2000421,
+        (
+            Statement(
+                "cond",
+                0,
+                (
+                    (Statement("logging_custom_vjp", 0, ((Statement("update"),),)),),
+                    (Statement("watch"),),
+                ),
+            ),
+        ),
+    ),
+    # the same, of a value that a branch only passes on
+    (
+        "orders",
+        2030289,
+        (
+            Statement(
+                "custom_jvp",
+                0,
+                (
+                    (
+                        Statement(
+                            "cond",
+                            0,
+                            ((Statement("log"),), (Statement("watch_nonfinite"),)),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    # a constant was a Python number in spooled logs
+    ("orders", 2010782, (Statement("checkpoint", 0, ((Statement("log"),),)),)),
 ]

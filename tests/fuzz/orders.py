@@ -10,13 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
 
 import lox
 from tests import oracle
+from tests.fuzz.evaluation import is_evaluating
 from tests.interpreter.test_mixed_oracle import CAPACITY, Program
 
 X = 0.7
 SIZES = (3, 2)  # of the inner and the outer axis
+AXES = ("vmap", "map", "shard_map")  # each element of an axis is a run of its own
 
 
 def choose(seed: int, program: Program) -> tuple[str, ...]:
@@ -28,22 +31,28 @@ def choose(seed: int, program: Program) -> tuple[str, ...]:
         kinds.append("jvp")
     order: list[str] = []
     for kind in rng.sample(kinds, rng.randint(1, min(5, len(kinds)))):
-        axes = sum(one in ("vmap", "map") for one in order)
-        if kind in ("vmap", "map") and axes == len(SIZES):
+        axes = sum(one in AXES for one in order)
+        if kind in AXES and axes == len(SIZES):
             continue
         # the cotangents of a tangent are not those that the oracle knows
         if kind == "grad" and {"grad", "jvp"} & set(order):
             continue
         order.append(kind)
     order.insert(rng.randint(0, len(order)), rng.choice(("spool", "tap")))
+    if "vmap" in order and rng.random() < 0.5:  # lanes become devices
+        order[order.index("vmap")] = "shard_map"
     return tuple(order)
 
 
-def transformed(program: Program, order: tuple[str, ...], calls: list[Any]) -> Any:
-    """The program, transformed; its result is None or the logs."""
+def without_collector(order: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(kind for kind in order if kind not in ("spool", "tap"))
+
+
+def transformed(function: Any, order: tuple[str, ...], calls: list[Any]) -> Any:
+    """A function, transformed; its result is None or the logs."""
 
     def without_logs(x: Any) -> Any:
-        return program.function(x), None
+        return function(x), None
 
     fun = without_logs
     for kind in order:
@@ -61,6 +70,8 @@ def _apply(kind: str, fun: Any, calls: list[Any]) -> Any:
         return jax.vmap(fun)
     if kind == "map":
         return lambda xs: lax.map(fun, xs)
+    if kind == "shard_map":
+        return lambda xs: _on_devices(fun, xs)
     if kind == "grad":
 
         def total(x: Any) -> Any:
@@ -85,6 +96,24 @@ def _apply(kind: str, fun: Any, calls: list[Any]) -> Any:
     return spooled
 
 
+def _on_devices(fun: Any, xs: Any) -> Any:
+    """Maps a function over devices, each of which has one element."""
+    mesh = jax.make_mesh(
+        (len(xs),),
+        ("d",),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[: len(xs)],
+    )
+
+    def one(block: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[None], fun(block[0]))
+
+    on_devices = jax.shard_map(one, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    # outside `jit`, JAX evaluates the operations one by one, and keeps values of which
+    # each device has its own in arrays that pretend otherwise
+    return (jax.jit(on_devices) if is_evaluating() else on_devices)(xs)
+
+
 # --- what must be logged -----------------------------------------------------
 
 
@@ -101,7 +130,7 @@ def _expected(program: Program, order: tuple[str, ...], x: Any) -> Any:
         forward = program.forward(x)
         return forward, list(backward[len(forward) :])
     *inner, kind = order
-    if kind not in ("vmap", "map"):
+    if kind not in AXES:
         events = _expected(program, tuple(inner), x)
         if kind == "grad":
             return _each(lambda pair: (pair[0] + pair[1], []), events)
@@ -109,7 +138,11 @@ def _expected(program: Program, order: tuple[str, ...], x: Any) -> Any:
             return _each(lambda pair: (pair[0], []), events)
         return events
     items = [_expected(program, tuple(inner), one) for one in x]
-    if kind == "vmap" or "spool" in inner:
+    collected = {"spool", "tap"} & set(inner)
+    if kind == "vmap" and "shard_map" in inner and not collected:
+        # JAX moves the `vmap` into the `shard_map`: the axis of devices comes first
+        return [list(own) for own in zip(*items, strict=True)]
+    if kind != "map" or "spool" in inner:
         return items
     return _one_after_another(items)
 
@@ -161,10 +194,19 @@ def assert_tapped(calls: list[Any], events: Any) -> None:
 
 def values(order: tuple[str, ...]) -> Any:
     """The input: one value for each lane."""
-    axes = sum(kind in ("vmap", "map") for kind in order)
+    axes = sum(kind in AXES for kind in order)
     shape = SIZES[:axes][::-1]
     count = max(1, len(jnp.zeros(shape).ravel()))
     return (X + 0.4 * jnp.arange(count)).reshape(shape) if axes else jnp.float32(X)
+
+
+def fails_alike(function: Any, x: Any, error: Exception) -> bool:
+    """Whether a function without lox raises the same error of JAX."""
+    try:
+        function(x)
+    except Exception as own:
+        return type(own) is type(error) and str(own)[:60] == str(error)[:60]
+    return False
 
 
 def check(seed: int, statements: oracle.Program | None = None) -> None:
@@ -172,9 +214,16 @@ def check(seed: int, statements: oracle.Program | None = None) -> None:
     order = choose(seed, program)
     calls: list[Any] = []
     x = values(order)
-    logs = transformed(program, order, calls)(x)
-    jax.effects_barrier()
     events = expected(program, order, x)
+    try:
+        logs = transformed(program.function, order, calls)(x)
+        jax.effects_barrier()
+    except (ValueError, NotImplementedError) as error:
+        error.add_note(f"order, from the inside to the outside: {', '.join(order)}")
+        plain = transformed(program.without_lox, without_collector(order), [])
+        if "shard_map" not in order or not fails_alike(plain, x, error):
+            raise
+        return
     try:
         if "spool" in order:
             assert_spooled(logs, events)

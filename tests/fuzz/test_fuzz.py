@@ -56,7 +56,7 @@ def test_random_orders_place_the_collector_and_the_transformations_anywhere():
             for kind in order
             if kind != collector
         }
-        kinds = ("jit", "checkpoint", "vmap", "map", "grad", "jvp")
+        kinds = ("jit", "checkpoint", "vmap", "map", "shard_map", "grad", "jvp")
         assert places == {(kind, inside) for kind in kinds for inside in (True, False)}
 
 

@@ -33,6 +33,7 @@ class Program:
 
     Attributes:
         function: the program, as a function of x.
+        without_lox: the same without its events.
         unbounded: whether it has loops without a static length, and no gradient.
     """
 
@@ -50,6 +51,8 @@ class Program:
         self.function = function
         if self._observed:
             self.function = lox.observe(function, carry=observing.value)
+        without = ObservedWithoutLox() if self._observed else WithoutLox()
+        self.without_lox = lambda x: oracle.run(self.statements, x, without)
 
     @property
     def has_forward_mode(self):
@@ -68,6 +71,21 @@ class Program:
 
     def gradient(self, x):
         return jax.jit(jax.grad(lox.nolog(self.function)))(x)
+
+
+class WithoutLox(oracle.Jax):
+    def log(self, data, **steps):
+        pass
+
+    def log_grad(self, name, x, **steps):
+        return x
+
+    def watch(self, name, tree, **options):
+        return tree
+
+
+class ObservedWithoutLox(WithoutLox, observing.Jax):
+    pass
 
 
 class ObservedPlain(observing.Plain):

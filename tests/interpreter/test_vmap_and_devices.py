@@ -194,6 +194,47 @@ def test_vmapped_nested_branches_in_shard_map_log_what_does_not_vary(differentia
     assert len(calls) == count
 
 
+@pytest.mark.parametrize("order", ["vmap(spool)", "spool(vmap)", "grad(vmap(spool))"])
+def test_vmap_around_shard_map_logs_branch_that_each_device_takes(order):
+    """JAX's type of the branch's constants does not say that they vary over devices."""
+
+    def branch(x, i):
+        lox.log({"taken": i, "constant": 0.5, "x": x}, step=i)
+        return x * 2
+
+    def f(block):
+        (x,) = block
+        y = lax.cond(x > 2, branch, lambda x, i: x, x, 7)
+        return y[None]
+
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    fun = jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    xs = jnp.arange(6.0).reshape(3, 2)
+    if order == "spool(vmap)":  # JAX moves the `vmap` into the `shard_map`
+        logs, taken = lox.spool(jax.vmap(fun))(xs)[1], xs.T > 2
+    elif order == "vmap(spool)":
+        logs, taken = jax.vmap(lox.spool(fun))(xs)[1], xs > 2
+    else:
+
+        def total(xs):
+            y, logs = jax.vmap(lox.spool(fun))(xs)
+            return y.sum() + logs["x"].sum(), logs
+
+        gradient, logs = jax.grad(total, has_aux=True)(xs)
+        assert gradient.tolist() == [[1, 1], [1, 3], [3, 3]]
+        taken = xs > 2
+    assert all(logs.mask[key].tolist() == taken.tolist() for key in logs)
+    for value, wanted in [
+        (logs["taken"], 7),
+        (logs["constant"], 0.5),
+        (logs["x"], xs.T if order == "spool(vmap)" else xs),
+        (logs.step["x"], 7),
+    ]:
+        assert jnp.where(taken, value, wanted).tolist() == (
+            jnp.broadcast_to(wanted, taken.shape).tolist()
+        )
+
+
 def test_shard_map_logs_over_one_or_both_of_two_axes():
     mesh = mesh_of("i", "j")
     x = jnp.arange(8.0).reshape(4, 2)

@@ -397,3 +397,20 @@ def test_eager_masked_rows_pass_transfer_guard():
 def test_static_argnums_before_the_first_argument_are_refused(number):
     with pytest.raises(lox.LoxValueError, match="`static_argnums` has the position -"):
         lox.spool(lambda x: x, static_argnums=number)(1.0)
+
+
+def test_spooled_constants_in_derivatives_are_arrays():
+    """JAX's derivative of `checkpoint` makes Python numbers of constants."""
+
+    @jax.checkpoint
+    def f(x, i):
+        lox.log({"i": i}, step=i)
+        return x
+
+    def loss(x):
+        y, logs = lox.spool(lambda x: f(x, 3))(x)
+        assert isinstance(logs["i"], jax.Array)
+        return y + logs["i"].reshape(1)[0], logs
+
+    logs = jax.jit(jax.grad(loss, has_aux=True))(1.0)[1]
+    assert (logs["i"], logs.step["i"]) == (3, 3)

@@ -1,9 +1,11 @@
 """Finds branches and loops of a `shard_map` that only some devices may run.
 
 The collective of an event with `over` waits for all devices. If some of them take
-another branch, or end a loop earlier, the others wait forever. The types of JAX say
-which predicates may differ between devices. In a `shard_map` with `check_vma=False`,
-this is inferred: values that are not known to be the same are assumed to differ.
+another branch, or end a loop earlier, the others wait forever. Which predicates may
+differ between devices is inferred from the types of JAX and from the predicates before
+them: the type of a result of `cond` or `while_loop` (as of JAX 0.12) does not say that
+it varies because the predicate does. In a `shard_map` with `check_vma=False` there are
+no such types, and values that are not known to be the same are assumed to differ.
 """
 
 from collections.abc import Sequence
@@ -11,9 +13,10 @@ from typing import Any
 
 from lox._errors import LoxValueError
 from lox._events.event import Event
-from lox._jax import array_types, callbacks, jaxprs, primitives
+from lox._events.primitive import log_p
+from lox._jax import callbacks, jaxprs, primitives, vma
 
-from .contents import equations_with_events, events_inside, events_of
+from .contents import events_inside, events_of
 from .rule_table import jaxprs_of
 
 Axes = frozenset[Any]  # the mesh axes along which a value may differ
@@ -50,23 +53,8 @@ def check_devices_agree(params: dict[str, Any]) -> None:
     """
     if not any(event.call.over for event in events_of(params["jaxpr"])):
         return
-    if params["check_vma"]:
-        _check_types(params["jaxpr"])
-        return
-    manual = primitives.manual_axes(params)
-    _Flow(manual).results(params["jaxpr"], _axes_of_specs(params["in_specs"]))
-
-
-def _check_types(jaxpr: Any) -> None:
-    for eqn in equations_with_events(jaxprs.open_jaxpr(jaxpr)):
-        if eqn.primitive is primitives.cond_p:
-            predicate = eqn.invars[0].aval
-            _check(eqn, array_types.varying_axes(predicate), "cond")
-        elif eqn.primitive is primitives.while_p:
-            predicate = eqn.params["cond_jaxpr"].out_avals[0]
-            _check(eqn, array_types.varying_axes(predicate), "while_loop")
-        for inner in jaxprs_of(eqn):
-            _check_types(inner)
+    flow = _Flow(primitives.manual_axes(params), has_types=params["check_vma"])
+    flow.results(params["jaxpr"], _axes_of_specs(params["in_specs"]))
 
 
 def _axes_of_specs(specs: Sequence[Any]) -> list[Axes]:
@@ -86,10 +74,12 @@ class _Flow:
 
     Args:
         manual: all axes along which devices may differ.
+        has_types: whether the types say which values vary.
     """
 
-    def __init__(self, manual: Axes) -> None:
+    def __init__(self, manual: Axes, has_types: bool) -> None:
         self._manual = manual
+        self._has_types = has_types
 
     def results(self, jaxpr: Any, ins: Sequence[Axes]) -> list[Axes]:
         """Along which axes the results of a jaxpr may differ, given its inputs."""
@@ -107,6 +97,15 @@ class _Flow:
             return self._of_cond(eqn, ins)
         if name == "shard_map":
             return self._of_shard_map(params, ins)
+        if eqn.primitive is log_p:
+            if self._has_types:
+                _check_condition(eqn.params["event"], ins)
+            return []
+        inner = jaxprs_of(eqn)
+        if len(inner) == 1 and _fits(inner[0], eqn):
+            return self.results(inner[0], ins)
+        if self._has_types:
+            return self._typed(eqn, ins)
         union = _SAME.union(*ins)
         if name in callbacks.PRIMITIVES:
             return [self._manual] * len(eqn.outvars)
@@ -117,12 +116,16 @@ class _Flow:
             return [one - axes for one in each]
         if name in _AGREEING or name in _DIFFERING:
             return [union | _named_axes(params)] * len(eqn.outvars)
-        inner = jaxprs_of(eqn)
-        if not inner:
-            return [union] * len(eqn.outvars)
-        if len(inner) == 1 and _fits(inner[0], eqn):
-            return self.results(inner[0], ins)
-        return [self._manual] * len(eqn.outvars)
+        return [self._manual if inner else union] * len(eqn.outvars)
+
+    def _typed(self, eqn: Any, ins: list[Axes]) -> list[Axes]:
+        """The axes that the types of the results have, and those that types lack."""
+        pairs = zip(eqn.invars, ins, strict=True)
+        lacking = _SAME.union(*(own - _declared(var) for var, own in pairs))
+        params = eqn.params
+        if eqn.primitive.name in _AGREEING and params.get("axis_index_groups") is None:
+            lacking -= _named_axes(params)
+        return [_declared(var) | lacking for var in eqn.outvars]
 
     def _of_scan(self, params: dict[str, Any], ins: list[Axes]) -> list[Axes]:
         consts, carry, _ = primitives.scan_sizes(params, len(ins))
@@ -156,10 +159,15 @@ class _Flow:
         return [predicate.union(*outs) for outs in zip(*branches, strict=True)]
 
     def _of_shard_map(self, params: dict[str, Any], ins: list[Axes]) -> list[Axes]:
-        inside = _Flow(self._manual | primitives.manual_axes(params))
+        manual = self._manual | primitives.manual_axes(params)
+        inside = _Flow(manual, self._has_types and params["check_vma"])
         specs = _axes_of_specs(params["in_specs"])
         ins = [a | b for a, b in zip(ins, specs, strict=True)]
         return [one & self._manual for one in inside.results(params["jaxpr"], ins)]
+
+
+def _declared(var: Any) -> Axes:
+    return vma.varying_axes(var.aval)
 
 
 def _fits(jaxpr: Any, eqn: Any) -> bool:
@@ -177,6 +185,24 @@ def _check(eqn: Any, predicate: Axes, name: str) -> None:
     for event in events_inside(eqn):
         if not predicate.isdisjoint(event.call.over):
             raise LoxValueError(differing(event, name))
+
+
+def _check_condition(event: Event, ins: list[Axes]) -> None:
+    """Raises if JAX's types are wrong about the condition of an event, or its steps."""
+    parts = event.split(ins)
+    if parts.mask is None or event.layout.problem:
+        return  # without a mask, the steps are those of the first device
+    differing = parts.mask.union(*parts.steps) & set(event.call.over)
+    if differing:
+        axes = ", ".join(map(repr, sorted(differing)))
+        raise LoxValueError(
+            f"{event.call.description}, has `over` ({axes}), and a condition or a step "
+            f"that differs between the devices along it. The condition (`when=`, or a "
+            "branch under `vmap`) or the step comes from a `cond` or `while_loop` "
+            "whose predicate differs between devices, and JAX's type says that it is "
+            "the same on all of them. Tell JAX that it varies: "
+            f'`when = jax.lax.pcast(when, ({axes},), to="varying")`.'
+        )
 
 
 def differing(event: Event, name: str) -> str:

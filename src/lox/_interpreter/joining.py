@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lox._jax import array_types
+from lox._jax import array_types, vma
 from lox._jax.numbers import Literal, Literals
 
 from .agreement import agree, cast, check_adopts, check_steps, merged_lines
@@ -119,12 +119,11 @@ def _unify_key(key: str, branches: list[Rows | None]) -> list[Rows]:
     ]
     flat = [jax.tree.flatten(rows) for rows in unified]
     varying = [
-        frozenset().union(*(array_types.varying_axes(jax.typeof(x)) for x in column))
+        frozenset().union(*(vma.varying_axes(jax.typeof(x)) for x in column))
         for column in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
     return [
-        tree.unflatten(map(array_types.vary_like, leaves, varying))
-        for leaves, tree in flat
+        tree.unflatten(map(vma.vary_like, leaves, varying)) for leaves, tree in flat
     ]
 
 
@@ -203,7 +202,7 @@ def signature(record: Record, numbers: bool = True) -> Any:
             list(rows.steps),
             rows.mask is None,
             [
-                (x.shape, x.dtype, array_types.varying_axes(x))
+                (x.shape, x.dtype, vma.varying_axes(x))
                 for x in map(_type_of, jax.tree.leaves(rows))
             ],
         )

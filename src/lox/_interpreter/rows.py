@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lox._events.event import Event, Operands
+from lox._jax.array_types import as_array
 from lox._jax.numbers import Literal, Literals
 from lox._logs.key import FirstRows, Key, KeyInfo
 from lox._logs.logdict import from_keys, logdict
@@ -217,6 +218,7 @@ def to_logdict(
     counts: dict[tuple[int, int], FirstRows] = {}
 
     def key_of(name: str, rows: Rows) -> Key:
+        rows = rows.arrays(as_array)
         mask = rows.mask
         if name in totals:
             total, capacity = totals[name], rows.length

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from lox._errors import UnboundedLoopError
-from lox._jax import array_types, hijax, jaxprs, primitives, tracing
+from lox._jax import array_types, hijax, jaxprs, primitives, tracing, vma
+from lox._jax.array_types import as_array
 
 from .contents import events_inside
 from .device_flow import check_devices_agree
@@ -21,7 +22,7 @@ from .joining import have_same_types, placeholder_rows, unify, with_all_lines
 from .rotation import rotated
 from .rows import Record, Rows, map_rows
 from .rule_table import Result, rule
-from .walk import Walk, as_array
+from .walk import Walk
 
 
 @rule("jit", "pjit")
@@ -158,34 +159,64 @@ def _unbounded(record: Record) -> str:
 @rule("cond")
 def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     branches = eqn.params["branches"]
-    traced = [walk.rebuilt(branch, state) for branch in branches]
-    records = [tree.unflatten(new.out_avals)[1] for new, tree in traced]
-    same = have_same_types(records)
-    if not same:
-        traced = [
+    index, *operands = args
+    # JAX does not add the devices over which the index varies to the types of the
+    # results, but under `vmap` it does
+    varying = vma.varying_axes(jax.typeof(index))
+
+    def traced(records: Sequence[Record] = ()) -> list[tuple[Any, Any]]:
+        return [
             walk.rebuilt(
-                branch, state, _padded(walk, branch, i, records), key=(i, branches)
+                branch,
+                state,
+                _branch(walk, branch, varying, i, records),
+                key=(varying, i, branches) if records else varying,
             )
             for i, branch in enumerate(branches)
         ]
-    index, *operands = args
+
+    results = traced()
+    records = [tree.unflatten(new.out_avals)[1] for new, tree in results]
+    same = have_same_types(records)
+    if not same:
+        results = traced(records)
     outs = tracing.bind(
         eqn,
         [index, *jax.tree.leaves(state), *operands],
-        branches=tuple(new for new, _ in traced),
+        branches=tuple(new for new, _ in results),
     )
-    outs, record, state = traced[0][1].unflatten(outs)
+    outs, record, state = results[0][1].unflatten(outs)
     return outs, with_all_lines(record, records) if same else record, state
 
 
-def _padded(walk: Walk, branch: Any, i: int, records: Sequence[Record]) -> Any:
+def _branch(
+    walk: Walk,
+    branch: Any,
+    varying: frozenset[Any],
+    i: int,
+    records: Sequence[Record],
+) -> Any:
+    """A branch whose rows vary over devices; with the rows of all branches, if given.
+
+    Args:
+        walk: the traversal.
+        branch: the jaxpr of the branch.
+        varying: the axes over which the rows vary.
+        i: the number of the branch.
+        records: the types of the rows of all branches, if they differ.
+    """
+
     def fun(state: State, *args: Any) -> Any:
         outs, record, state = walk(branch, args, state)
-        others = [
-            record if j == i else placeholder_rows(other)
-            for j, other in enumerate(records)
-        ]
-        return outs, unify(others)[i], state
+        if records:
+            others = [
+                record if j == i else placeholder_rows(other)
+                for j, other in enumerate(records)
+            ]
+            record = unify(others)[i]
+        if varying:
+            record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
+        return outs, record, state
 
     return fun
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
@@ -270,8 +269,3 @@ def without_events(closed: Any, wants: Callable[[Event], bool] | None = None) ->
     if not walk.wants_in_jaxpr(closed):
         return closed
     return walk.rebuilt(closed, NO_STATE)[0]
-
-
-def as_array(x: Any) -> Any:
-    """Converts literals, which are Python numbers in a traversal."""
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)

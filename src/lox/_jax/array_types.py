@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax import lax
 
+from .vma import vary_like, varying_axes
+
 _enclosing = threading.local()
 
 
@@ -86,6 +88,11 @@ def is_same_along(x: Any, axes: Sequence[Any]) -> bool:
         return True
     tracked = varying_axes(jax.typeof(lax.axis_index(tuple(axes))))
     return bool(tracked) and varying_axes(jax.typeof(x)).isdisjoint(axes)
+
+
+def as_array(x: Any) -> Any:
+    """Converts literals, which reach traversals and derivatives as Python numbers."""
+    return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)
 
 
 def anchor_aval(x: Any) -> Any:
@@ -212,17 +219,3 @@ def is_split(aval: Any) -> bool:
     """Whether an array of a type is split over an explicit mesh."""
     spec = getattr(getattr(aval, "sharding", None), "spec", ())
     return any(part is not None for part in spec)
-
-
-def varying_axes(aval: Any) -> frozenset[Any]:
-    """The manual mesh axes over which a value in a `shard_map` varies."""
-    kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
-    if kind is not None:
-        return frozenset(kind.varying)
-    return frozenset(getattr(aval, "vma", None) or ())
-
-
-def vary_like(x: Any, axes: frozenset[Any]) -> Any:
-    """Casts `x` to a value that varies over these manual mesh axes."""
-    missing = tuple(axes - varying_axes(jax.typeof(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x

@@ -45,6 +45,11 @@ def register_transpose(primitive: Any, rule: Callable[..., Any]) -> None:
     ad.primitive_transposes[primitive] = rule
 
 
+def register_linear(primitive: Any, transpose: Callable[..., Any]) -> None:
+    """Registers the derivatives of a linear primitive, given its transpose rule."""
+    ad.deflinear2(primitive, transpose)
+
+
 def set_no_derivative(primitive: Any) -> None:
     """Registers a zero derivative for a primitive with one result."""
 

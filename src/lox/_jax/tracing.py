@@ -9,7 +9,7 @@ from jax.extend import core as jex, source_info_util
 from jax.extend.core import JaxprEqn
 from jax.interpreters import partial_eval as pe
 
-from . import array_types, compat, jaxprs, primitives
+from . import compat, jaxprs, primitives, vma
 
 _trace_ctx = compat.private(
     "core.trace_ctx", "functions are jitted unnecessarily", default=None
@@ -33,8 +33,10 @@ def _plain_trace() -> Any:
 
 def bind(eqn: JaxprEqn, args: Sequence[Any], **changes: Any) -> list[Any]:
     """Binds the primitive of `eqn`, with some of its parameters changed."""
-    if eqn.primitive.name == "pvary":  # fails for what varies already
-        return [array_types.vary_like(args[0], frozenset(eqn.params["axes"]))]
+    if eqn.primitive.name == "pvary":
+        axes = frozenset(eqn.params["axes"])
+        if vma.varying_axes(jax.typeof(args[0])) & axes:  # JAX's own would fail
+            return [vma.vary_like(args[0], axes)]
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
     if isinstance(params, tuple):  # up to 0.9: functions and parameters
         functions, params = params

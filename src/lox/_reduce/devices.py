@@ -2,6 +2,11 @@
 
 Values are reduced across axes of the mesh of a `shard_map`. The results are the same on
 all devices along these axes, and JAX's types say so.
+
+Types may say so wrongly: a `cond` or `while_loop` whose predicate varies returns values
+that vary, also where (as of JAX 0.12) their types do not. So all values are reduced.
+Steps and masks are not if their types do not vary: a loop often logs its counter, and a
+collective takes longer than many loop bodies. `device_flow` refuses wrong types there.
 """
 
 import functools
@@ -15,7 +20,7 @@ from jax import lax
 
 from lox._arrays import is_inexact, is_integer, is_typed_key
 from lox._errors import LoxTypeError
-from lox._jax import array_types
+from lox._jax import array_types, vma
 
 from .compensated import cast, number_like
 from .named import Named, wide_dtype, worst_value
@@ -36,7 +41,7 @@ class Devices:
         self._axes = tuple(axes)
         self._size = array_types.axes_size(self._axes)
         self._index = lax.axis_index(self._axes)
-        self._types_vary = bool(array_types.varying_axes(jax.typeof(self._index)))
+        self._types_vary = bool(vma.varying_axes(jax.typeof(self._index)))
         self._given = mask
         # None if the devices do not differ
         self._mask: Any = None if mask is None or self._agree(mask) else mask
@@ -93,7 +98,7 @@ class Devices:
 
     def _mean(self, x: Any) -> Any:
         if self._agree(x):
-            return x
+            return self._mean_of_equal(x)
         total = self._total(self._masked(x, 0))
         if self._mask is not None:
             return total / number_like(_like(self._count, total), total)
@@ -101,16 +106,25 @@ class Devices:
             return total / number_like(self._size, total)
         return total / self._size  # a power of two, so that this does not round
 
-    def _sum(self, x: Any) -> Any:
-        if not self._agree(x):
-            return self._total(self._masked(x, 0))
+    def _mean_of_equal(self, x: Any) -> Any:
+        """The mean of values whose type says that they are equal; then not rounded."""
+        number = lax.broadcasted_iota(jnp.int32, (self._size, *x.shape), 0)
+        every = self._total(jnp.where(number == self._index, x, jnp.zeros_like(x)))
         if self._mask is None:
-            return x * np.asarray(self._size, x.dtype)
-        return x * cast(_like(self._count, x), x.dtype)
+            has_value: Any = True
+            count = number_like(self._size, x)
+        else:
+            masks = jnp.where(number == self._index, _like(self._mask, x), False)
+            has_value = self._total(masks.astype(jnp.int32)) > 0
+            count = number_like(_like(self._count, x), x)
+        differ = jnp.any((every != x) & has_value, 0)
+        mean = jnp.sum(jnp.where(has_value, every, 0), 0) / count
+        return jnp.where(differ, mean, x)
+
+    def _sum(self, x: Any) -> Any:
+        return self._total(self._masked(x, 0))
 
     def _extreme(self, x: Any, name: str, where: str) -> Any:
-        if self._agree(x):
-            return x
         if jnp.iscomplexobj(x):
             raise LoxTypeError(
                 f"{where} is complex, and complex numbers have no {name} across "
@@ -136,11 +150,11 @@ class Devices:
     def _varying(self, x: Any) -> Any:
         """`x` as the types of collectives require it."""
         axes = frozenset(self._axes if self._types_vary else ())
-        return array_types.vary_like(x, axes)
+        return vma.vary_like(x, axes)
 
     def _agree(self, x: Any) -> bool:
-        """Whether JAX knows that `x` is the same on all of these devices."""
-        varying = array_types.varying_axes(jax.typeof(x))
+        """Whether the type of `x` says that it is the same on all of these devices."""
+        varying = vma.varying_axes(jax.typeof(x))
         return self._types_vary and varying.isdisjoint(self._axes)
 
 

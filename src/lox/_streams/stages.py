@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lox._jax import array_types
+from lox._jax import array_types, vma
 from lox._reduce.protocol import Accumulator
 
 
@@ -191,9 +191,7 @@ class Stages(NamedTuple):
             return jax.tree.map(same_type, new, state), None
 
         varying = varying_axes(map(jax.typeof, jax.tree.leaves(rows)))
-        start = jax.tree.map(
-            lambda x: array_types.vary_like(x, varying), self.initial()
-        )
+        start = jax.tree.map(lambda x: vma.vary_like(x, varying), self.initial())
         length = jax.tree.leaves(rows.values)[0].shape[0]
         return jax.lax.scan(body, start, (rows, jnp.arange(length)))[0]
 
@@ -215,12 +213,12 @@ def same_type(new: Any, old: Any) -> Any:
     aval = jax.typeof(old)
     if new.dtype != aval.dtype or jax.typeof(new).weak_type:
         new = jax.lax.convert_element_type(new, aval.dtype)
-    return array_types.vary_like(new, array_types.varying_axes(aval))
+    return vma.vary_like(new, vma.varying_axes(aval))
 
 
 def varying_axes(types: Iterable[Any]) -> frozenset[Any]:
     """The manual mesh axes over which arrays of these types vary."""
-    return frozenset[Any]().union(*map(array_types.varying_axes, types))
+    return frozenset[Any]().union(*map(vma.varying_axes, types))
 
 
 def both(first: Any, second: Any) -> Any:

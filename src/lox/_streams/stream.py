@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from lox._interpreter.joining import cast_to_types
 from lox._interpreter.rows import Rows
-from lox._jax import array_types
+from lox._jax import array_types, vma
 from lox._reduce.protocol import ValueType
 
 from .stages import (
@@ -168,7 +168,7 @@ class Stream:
         def spread(x: Any) -> Any:
             if self.per_lane:
                 x = array_types.with_lanes(x, like, lanes)
-            return array_types.vary_like(x, self._varying)
+            return vma.vary_like(x, self._varying)
 
         return jax.tree.map(spread, self._stages.initial())
 

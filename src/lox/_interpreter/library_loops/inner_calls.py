@@ -17,8 +17,9 @@ from lox._interpreter.patches.rewriter import AllEventsRewriter
 from lox._interpreter.rows import Record
 from lox._interpreter.rule_table import Result, find_rule
 from lox._interpreter.rule_watches import Line, lines_of
-from lox._interpreter.walk import Walk, as_array, cached
+from lox._interpreter.walk import Walk, cached
 from lox._jax import hijax, jaxprs, primitives
+from lox._jax.array_types import as_array
 
 from .counters import counters_of
 from .deciding_inputs import deciding_inputs

@@ -14,8 +14,9 @@ from lox._interpreter.contents import cotangents_of, events_inside, events_of
 from lox._interpreter.iteration_numbers import of_lanes_that_run
 from lox._interpreter.patches.masking import EventMasker
 from lox._interpreter.rule_table import before_walk
-from lox._interpreter.walk import Walk, as_array, cached, without_events
+from lox._interpreter.walk import Walk, cached, without_events
 from lox._jax import jaxprs, primitives, tracing
+from lox._jax.array_types import as_array
 
 from .backward_loops import predicates_of_backward_loop
 from .counters import counters_of, find_counters_in_sync

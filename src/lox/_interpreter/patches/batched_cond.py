@@ -10,8 +10,9 @@ from typing import Any
 import jax
 
 from lox._interpreter.handlers import State
-from lox._interpreter.walk import Walk, as_array, cached
-from lox._jax import array_types, batching, jaxprs
+from lox._interpreter.walk import Walk, cached
+from lox._jax import batching, jaxprs, vma
+from lox._jax.array_types import as_array
 
 from .masking import EventMasker
 
@@ -28,9 +29,9 @@ def batch_cond(
     # `platform_dependent` ignores the index, so all lanes run the same branch
     if dims[0] is not None and "branches_platforms" not in params:
         index, *operands = args
-        varying = array_types.varying_axes(jax.typeof(index))
+        varying = vma.varying_axes(jax.typeof(index))
         if varying:  # in a `shard_map`
-            operands = [array_types.vary_like(as_array(x), varying) for x in operands]
+            operands = [vma.vary_like(as_array(x), varying) for x in operands]
         args, dims = [index, index, *operands], [dims[0], *dims]
         avals = [
             batching.lane_aval(axis_data, dim, jax.typeof(x))
@@ -51,7 +52,7 @@ def _types(branch: Any, avals: Sequence[Any]) -> tuple[Any, ...]:
     """
     index, *operands = avals
     pairs = zip(branch.in_avals, operands, strict=True)
-    axes = array_types.varying_axes
+    axes = vma.varying_axes
     return index, *(old if axes(old) == axes(new) else new for old, new in pairs)
 
 

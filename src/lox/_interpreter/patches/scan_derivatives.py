@@ -16,8 +16,9 @@ from lox._events.event import Call, Event, Layout, Route
 from lox._events.primitive import log_p
 from lox._interpreter.contents import events_inside, events_of
 from lox._interpreter.handlers import NO_STATE, State
-from lox._interpreter.walk import Walk, as_array
-from lox._jax import ad, array_types, jaxprs, partial_eval, primitives, rule_tables
+from lox._interpreter.walk import Walk
+from lox._jax import ad, array_types, jaxprs, partial_eval, primitives, rule_tables, vma
+from lox._jax.array_types import as_array
 from lox._source import Source
 
 from .rewriter import AllEventsRewriter
@@ -132,11 +133,11 @@ def _with_anchors(
     assert changing is not None
     walk = Walk(_AnchorAdder())
     # after branches that differ between devices, it varies like they do
-    varying = frozenset[Any]().union(*map(array_types.varying_axes, old.in_avals))
+    varying = frozenset[Any]().union(*map(vma.varying_axes, old.in_avals))
 
     def body(_: Any, *args: Any) -> list[Any]:
         anchor = anchor_p.bind(as_array(args[changing]))
-        anchor = array_types.vary_like(anchor, varying)
+        anchor = vma.vary_like(anchor, varying)
         outs, _, after = walk(old, args, State(context=anchor))
         if _logs_inside_equations(old):
             log_p.bind(after.context, event=_KEEP_ANCHOR)
