@@ -165,14 +165,14 @@ def measure(
 def measure_sizes(
     groups: Iterable[Group],
     seconds: float,
-    longest: float,
+    longest: Callable[[int], float],
     skipped: Sequence[str] = (),
     trying: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Result]:
     """Measures the same at several sizes, from the smallest.
 
-    A contender that would take longer than `longest` seconds is not tried at larger
-    sizes, and has a row that says so.
+    A contender that would take longer than `longest(size)` seconds is not tried at this
+    and larger sizes, and has a row that says so.
     """
     points: dict[str, list[tuple[int, float]]] = {}
     done = set(skipped)
@@ -185,7 +185,7 @@ def measure_sizes(
                 continue
             expected = _extrapolated(before, group.size)
             # with only one size, a fixed part of the cost is unknown
-            if expected > (longest if len(before) > 1 else 3 * longest):
+            if expected > longest(group.size) * (1 if len(before) > 1 else 3):
                 slow.append(_slow(group, contender, expected, before[-1][0]))
                 done.add(contender.name)
         for result in measure(group, seconds, sorted(done), trying):

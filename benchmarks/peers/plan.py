@@ -121,7 +121,7 @@ class Plan:
 
         groups = (of_workload(name, work(size), peers, size) for size in sizes)
         seconds, longest = (1.0, 0.5) if self.quick else (3.0, 3.0)
-        yield from measure_sizes(groups, seconds, longest, skipped, trying)
+        yield from measure_sizes(groups, seconds, lambda _: longest, skipped, trying)
 
     def _first_call(
         self, name: str, skipped: Sequence[str], trying: Trying
@@ -146,9 +146,11 @@ class Plan:
             sizes = sizes[1:]
         groups = {"write-rows": rows.write_groups, "read-rows": rows.read_groups}[name]
         seconds, longest = (1.0, 0.5) if self.quick else (4.0, 2.5)
-        if self.many_rows:
-            longest = 100.0
-        yield from measure_sizes(groups(sizes), seconds, longest, skipped, trying)
+
+        def allowed(size: int) -> float:
+            return 100.0 if size == _MANY_ROWS else longest
+
+        yield from measure_sizes(groups(sizes), seconds, allowed, skipped, trying)
 
 
 def _names_one_of(parts: Sequence[str], peer: Peer) -> bool:

@@ -25,7 +25,13 @@ def imported_jax() -> Any:
 def is_array(x: Any) -> bool:
     """Whether JAX treats `x` as an array."""
     numbers = np.ndarray | np.generic | bool | int | float | complex
-    return isinstance(x, numbers) or is_jax_array(x) or hasattr(x, "__jax_array__")
+    return (
+        isinstance(x, numbers)
+        or is_jax_array(x)
+        or hasattr(x, "__jax_array__")
+        # JAX's own constants in derivatives; up to 0.9, they are none of the above
+        or (hasattr(x, "dtype") and type(x).__module__.startswith("jax."))
+    )
 
 
 def is_jax_array(x: Any) -> bool:

@@ -414,3 +414,23 @@ def test_spooled_constants_in_derivatives_are_arrays():
 
     logs = jax.jit(jax.grad(loss, has_aux=True))(1.0)[1]
     assert (logs["i"], logs.step["i"]) == (3, 3)
+
+
+def test_constants_of_derivatives_can_be_logged_and_printed():
+    """JAX's derivatives pass on constants as objects of its own types."""
+
+    @jax.checkpoint
+    def with_constant(x):
+        return x, jnp.float32(3)
+
+    def f(x):
+        y, constant = with_constant(x)
+        lox.log({"y": y, "constant": constant}, step=constant)
+        return y * constant
+
+    for logs in (
+        lox.spool(jax.grad(f))(1.0)[1],
+        jax.grad(lox.spool(f), has_aux=True)(1.0)[1],
+    ):
+        assert str(logs) == "{'y': 1.0, 'constant': 3.0}"
+        assert logs.step["y"] == 3

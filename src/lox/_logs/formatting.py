@@ -45,6 +45,8 @@ def format_value(value: Any) -> str:
         return str(value)
     if isinstance(value, np.ndarray) or is_jax_array(value):
         return _format_array(value)
+    if isinstance(value, int | float | complex) and hasattr(value, "dtype"):
+        return str(np.asarray(value, value.dtype))  # a number in a derivative of JAX
     return repr(value)
 
 
