@@ -15,15 +15,12 @@ LANES = (0.3, 0.7, 1.9)
 SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
 
 
-def check(seed: int, program: oracle.Program | None = None) -> None:
+def check(
+    seed: int, program: oracle.Program | None = None, comparisons: int = 3
+) -> None:
     program = program or oracle.generate(seed)
     function = oracle.function(program)
     events = oracle.expected(program, X)
-
-    result, logs = lox.spool(function)(X)
-    oracle.assert_spooled(logs, events)
-    np.testing.assert_allclose(result, oracle.result(program, X), rtol=2e-5)
-
     modes = [
         check_jit_spool,
         check_tap,
@@ -34,9 +31,22 @@ def check(seed: int, program: oracle.Program | None = None) -> None:
         check_grad_spool,
         check_nolog,
     ]
-    # two modes per program limit the time; every pair occurs often
-    for mode in (modes[seed % len(modes)], modes[(seed // 8 + 3 * seed) % len(modes)]):
+    # three modes per program limit the time; every pair occurs often
+    chosen = (
+        modes[seed % len(modes)],
+        modes[(seed // 8 + 3 * seed) % len(modes)],
+        check_spool,
+    )
+    if comparisons == 1:
+        chosen = ((*modes, check_spool)[seed // 7 % (len(modes) + 1)],)
+    for mode in chosen:
         mode(program, function, events)
+
+
+def check_spool(program, function, events):
+    result, logs = lox.spool(function)(X)
+    oracle.assert_spooled(logs, events)
+    np.testing.assert_allclose(result, oracle.result(program, X), rtol=2e-5)
 
 
 def check_jit_spool(program, function, events):
