@@ -125,6 +125,9 @@ class _Flow:
         params = eqn.params
         if eqn.primitive.name in _AGREEING and params.get("axis_index_groups") is None:
             lacking -= _named_axes(params)
+        for inner in jaxprs_of(eqn):
+            invars = jaxprs.open_jaxpr(inner).invars
+            self.results(inner, [_declared(var) | lacking for var in invars])
         return [_declared(var) | lacking for var in eqn.outvars]
 
     def _of_scan(self, params: dict[str, Any], ins: list[Axes]) -> list[Axes]:
@@ -197,7 +200,7 @@ def _check_condition(event: Event, ins: list[Axes]) -> None:
         axes = ", ".join(map(repr, sorted(differing)))
         raise LoxValueError(
             f"{event.call.description}, has `over` ({axes}), and a condition or a step "
-            f"that differs between the devices along it. The condition (`when=`, or a "
+            "that differs between the devices along it. The condition (`when=`, or a "
             "branch under `vmap`) or the step comes from a `cond` or `while_loop` "
             "whose predicate differs between devices, and JAX's type says that it is "
             "the same on all of them. Tell JAX that it varies: "
