@@ -180,9 +180,12 @@ def test_pattern_that_matches_nothing_says_what_exists(capsys, store):
 
 def test_directory_without_runs_says_which_directories_have_some(capsys, store):
     message = error(capsys, "ls", store.parent)
-    assert f"there are no runs in {store.parent}, but in {store}." in message
+    assert f"there are no runs in {store.parent}. Its stores are {store}." in message
     message = error(capsys, "ls", store.parent, "x")
-    assert f"there is no run 'x': there are no runs in {store.parent}" in message
+    assert (
+        f"there is no run or store 'x', and there are no runs in {store.parent}"
+        in message
+    )
 
 
 def test_path_that_is_not_a_store_is_reported(capsys, store, tmp_path):

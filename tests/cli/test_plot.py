@@ -151,7 +151,7 @@ def test_plot_to_a_file_without_matplotlib_says_what_to_install(
     [
         (["-k", "x*"], "no key matches 'x*'; available: 'loss', 'acc'."),
         (["-x", "episode"], "has no step 'episode' to plot it over; it has 'step'."),
-        (["--by", "x"], "`group_by` got 'x', which no config of these 6 runs has"),
+        (["--by", "x"], "`group_by` got 'x', which no config of these runs has"),
     ],
 )
 def test_plot_of_what_does_not_exist_says_what_exists(

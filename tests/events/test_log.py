@@ -178,6 +178,12 @@ HERE = r"test_log\.py:\d+"
             r"the step 'step' must be a scalar.*shape \(2,\)",
         ),
         (lambda: lox.log({"x": 1}, step="one"), ValueError, "'step' must be a scalar"),
+        (lambda: lox.log({"x": 1}, tag="a"), ValueError, "Did you mean `tags`"),
+        (
+            lambda: lox.log({"x": 1}, reduction="mean"),
+            ValueError,
+            "no option `reduction`.*Did you mean `reduce`",
+        ),
         (
             lambda: lox.log({"x": 1}, keys=1),
             ValueError,

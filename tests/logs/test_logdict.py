@@ -95,7 +95,7 @@ def test_steps_are_attributes():
     assert set(logs.steps) == {"step"} and "step" in dir(logs)
     del logs["a"]
     assert set(logs.step) == {"t"}
-    with pytest.raises(AttributeError, match="no step 'epoch'; it has the steps step"):
+    with pytest.raises(AttributeError, match="no step 'epoch'; its steps are 'step'"):
         _ = logs.epoch
     with pytest.raises(AttributeError, match="it has no steps"):
         _ = lox.logdict({"x": 1}).step
@@ -344,7 +344,7 @@ def test_plot_draws_one_line_per_lane(tmp_path):
         logs_of().plot("los")
     with pytest.raises(lox.LoxValueError, match="'a' has no step 'stp'.*'step'"):
         logs_of().plot("a", x="stp")
-    with pytest.raises(lox.LoxValueError, match="cannot draw nothing"):
+    with pytest.raises(lox.LoxValueError, match="cannot draw these logs"):
         lox.logdict({"x": 1}).plot()
 
 
@@ -529,7 +529,7 @@ def test_layouts_that_older_versions_exported_are_read():
             jax.tree.map(jnp.copy, logs)
         )
         assert logs.dropped == {"b": 1}
-        with pytest.warns(lox.LoxWarning, match="1 rows of 'b'"):
+        with pytest.warns(lox.LoxWarning, match="1 row of 'b'"):
             compact = logs.compact()
         assert compact["a"].tolist() == [0, 2]
         assert compact["b"].tolist() == ([0, 2] if counted is None else [0, 1])

@@ -255,5 +255,5 @@ def test_capacity_keeps_values_of_every_type(value):
     equal(logs["x"], wanted)
     assert not logs["x"].committed
     assert logs["x"].sharding == jax.device_put(np.zeros(2)).sharding
-    with pytest.warns(lox.LoxWarning, match="1 rows of 'x'"):
+    with pytest.warns(lox.LoxWarning, match="1 row of 'x'"):
         equal(lox.spool(f, capacity=2)(3)[1]["x"], wanted)

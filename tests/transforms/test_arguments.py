@@ -370,3 +370,15 @@ def test_numpy_and_python_results_are_returned_unchanged():
 
     out, _ = lox.spool(f)(1.0)
     assert out == (2, 3, "text", 1)
+
+
+def test_error_about_traced_argument_names_the_remedy():
+    def train(x, steps):
+        return jax.lax.scan(lambda x, _: (x * 2, None), x, jnp.arange(steps))[0]
+
+    for transformed in (lox.spool(train), lox.tap(train, print), lox.nolog(train)):
+        with pytest.raises(jax.errors.ConcretizationTypeError) as error:
+            transformed(1.0, steps=3)
+        notes = "\n".join(error.value.__notes__)
+        assert "arguments of `train`" in notes and '`static_argnames="steps"`' in notes
+    assert lox.nolog(train, static_argnames="steps")(1.0, steps=3) == 8.0

@@ -99,6 +99,18 @@ def too_large(number: Any, name: str) -> str:
     )
 
 
+# what people write instead of an option
+_OPTIONS = {
+    "tag": "tags",
+    "reduction": "reduce",
+    "mode": "reduce",
+    "condition": "when",
+    "where": "when",
+    "axis": "over",
+    "axis_name": "over",
+}
+
+
 def step_of(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> Any:
     """Converts a step to a scalar array, or to one of the shape of `when`."""
     if name in RESERVED:
@@ -106,6 +118,11 @@ def step_of(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> A
     if not is_array(value) or jnp.shape(value) not in ((), when):
         shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
         other = f" or have the shape {when} of `when`" if when else ""
+        if option := _OPTIONS.get(name):
+            raise StepError(
+                f"{caller} has no option `{name}`, and as a step it must be a scalar"
+                f"{other}, not {describe(value)}{shape}. Did you mean `{option}`?"
+            )
         raise StepError(
             f"{caller}: the step {name!r} must be a scalar{other}, not "
             f"{describe(value)}{shape}. Log {name!r} as a value, or pass one of its "

@@ -127,7 +127,11 @@ class logdict(MetadataDict):
             return self._present(steps[name])
         if name.startswith("__"):  # looked up by Python and by other libraries
             raise AttributeError(name)
-        known = f"it has the steps {', '.join(steps)}" if steps else "it has no steps"
+        known = (
+            "its steps are " + ", ".join(map(repr, steps))
+            if steps
+            else "it has no steps"
+        )
         if name in self:
             hint = f" The values are items: `logs[{name!r}]`."
         else:
@@ -327,9 +331,10 @@ class logdict(MetadataDict):
     def _warn_of_dropped(self) -> None:
         for key, count in self._dropped_on_host().items():
             lanes = f" in {np.count_nonzero(count)} lanes" if count.ndim else ""
+            rows, were = ("row", "was") if count.sum() == 1 else ("rows", "were")
             warn(
-                f"{count.sum()} rows of {key!r} were dropped{lanes}: there were more "
-                f"than the `capacity`. Add {count.max()} to it, or reduce {key!r}."
+                f"{count.sum()} {rows} of {key!r} {were} dropped{lanes}: there were "
+                f"more than the `capacity`. Add {count.max()} to it, or reduce {key!r}."
             )
 
     def lanes(self) -> list["logdict"]:

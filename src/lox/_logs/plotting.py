@@ -138,10 +138,12 @@ def panels_of(
     drawn = {column.key for by_group in panels.values() for column in by_group.values()}
     missing = [key for key in keys if not any(matches(x, key) for x in drawn)]
     if missing or not panels:
-        requested = ", ".join(map(repr, missing or keys)) or "nothing"
+        requested = ", ".join(map(repr, missing or keys)) or "these logs"
+        names = ", ".join(map(repr, known))
         raise LoxValueError(
             "`plot` draws scalar keys that have a time axis; it cannot draw "
-            f"{requested}. These logs have {', '.join(map(repr, known)) or 'no keys'}."
+            f"{requested}. "
+            + (f"The keys are {names}." if names else "No key matches.")
         )
     if not keys:
         return panels

@@ -236,7 +236,7 @@ def warn_of_unmatched(
     """Warns about names and patterns that match no key."""
     for pattern in unmatched(selected or (), known):
         names = ", ".join(map(repr, known)) or "none"
-        warn(f"no key of {where} matches {pattern!r}; its keys are {names}.")
+        warn(f"no key of {where} matches {pattern!r}; available: {names}.")
 
 
 def writers_of(run: Run) -> list[WrittenSegments]:

@@ -159,7 +159,7 @@ class Runs(Sequence[Run]):
             return lambda run: _MISSING
         names = ", ".join(map(repr, [*known, *_ATTRIBUTES]))
         raise LoxKeyError(
-            f"`{function}` got {name!r}, which no config of these {len(self)} runs "
+            f"`{function}` got {name!r}, which no config of these runs "
             f"has; available: {names}."
         )
 
@@ -178,7 +178,7 @@ class Runs(Sequence[Run]):
         selected = names_of("argnames", argnames)
         loaded = [run.load_selected(selected) for run in self]
         known = dict.fromkeys(name for _, names in loaded for name in names)
-        warn_of_unmatched(selected, known, f"these {len(self)} runs")
+        warn_of_unmatched(selected, known, "these runs")
         return stack_runs([run.name for run in self], [logs for logs, _ in loaded])
 
     def to_pandas(self) -> Any:

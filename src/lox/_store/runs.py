@@ -46,7 +46,10 @@ def runs(path: Path) -> Runs:
 def run_directories(store: Location) -> list[Location]:
     """The directories of a store that may be runs."""
     if not store.is_directory():
-        raise StoreError(f"there is no store at {store}.")
+        raise StoreError(
+            f"there is no store at {store}. A store is a directory that a `SaveLogger` "
+            "or `lox.save` has written."
+        )
     try:
         names = store.names()
     except OSError as error:
@@ -112,8 +115,8 @@ def load(
         name = run_name(key_data(key))
         if not is_run(where / name):
             raise StoreError(
-                f"the store at {where} has no run with the key {name}. `lox.runs` "
-                "lists its runs."
+                f"the store at {where} has no run with the key {key!r}, whose name "
+                f"would be {name}. `lox.runs` lists its runs."
             )
         return Run(where / name).load(argnames, process)
     if is_run(where):

@@ -9,6 +9,7 @@ again.
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -213,6 +214,10 @@ class Compiled:
                     closed = jax.make_jaxpr(plain)(*args, **kwargs)
                 else:
                     closed = jax.make_jaxpr(mixed)(*arrays)
+        except _NEEDS_VALUE as error:
+            if not inline and self._form.numbers:
+                _add_remedy(error, user_fun)
+            raise
         except ValueError as error:
             if "static arguments" not in str(error):
                 raise
@@ -249,6 +254,26 @@ def _filled(out: tuple[Any, ...]) -> tuple[Any, Any]:
     """Puts leaves that are not arrays into the result, if there are any."""
     result, added = out
     return (result.fill() if type(result) is MixedResult else result), added
+
+
+# JAX's errors about a traced value where a Python number is needed
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _add_remedy(error: Exception, fun: Any) -> None:
+    """Says how to pass an argument that must not be traced."""
+    name = getattr(fun, "__name__", "f")
+    argument = re.search(r"the value of the argument (\w+)", str(error))
+    example = argument[1] if argument else "n"
+    error.add_note(
+        f"lox traces the arguments of `{name}`, as `jax.jit` does. If `{example}` must "
+        "stay a Python value, give the lox transformation "
+        f'`static_argnames="{example}"`.'
+    )
 
 
 def _check_objects(fun: Any, leaves: Sequence[Any]) -> None:

@@ -70,8 +70,9 @@ class Options:
             return
         keys = ", ".join(f"{key!r} (at {rows.source})" for key, rows in types.items())
         if keys:
+            have = "has" if len(types) == 1 else "have"
             raise LoxValueError(
-                f"`window` of `{name}` needs a reduction to one row, but {keys} has "
+                f"`window` of `{name}` needs a reduction to one row, but {keys} {have} "
                 f'none. Add `reduce="mean"`, or another one, to `{name}` or to the '
                 f"`lox.log`; to keep one event out of {self.window}, write "
                 f"`interval={self.window}`."
@@ -92,11 +93,12 @@ class Options:
 
 
 def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
-    known = ", ".join(map(repr, known_names)) or "nothing"
+    known = ", ".join(map(repr, known_names))
     if missing:
+        others = f"available: {known}" if known else "it logs none"
         warn(
             f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
-            f"`lox.log` in the function matches; available: {known}."
+            f"`lox.log` in the function matches; {others}."
         )
 
 

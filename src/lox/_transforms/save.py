@@ -5,9 +5,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
-from lox._errors import LoxTypeError, LoxValueError
+from lox._arrays import is_array
+from lox._errors import LoxTypeError, LoxValueError, describe
 from lox._events.event import Event
 from lox._events.payload import send_payload
 from lox._host.callbacks import Consume, HostSink
@@ -65,6 +67,8 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         )
     directory = local_path(path, "lox.save")
     logs = logs if isinstance(logs, logdict) else logdict(logs)
+    for name, value in logs.items():
+        _check_value(name, value)
     words = None if key is None else key_data(key)
     if is_outermost():
         local = local_logs(logs, "`lox.save`")
@@ -78,6 +82,17 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
     sink = _SaveSink(directory, mode)
     payload = words, with_key_data(logs)
     send_payload(payload, sink, "`lox.save`", names_device=True)
+
+
+def _check_value(name: str, value: Any) -> None:
+    leaves = jax.tree.leaves(value)
+    wrong = [leaf for leaf in leaves if not is_array(leaf)]
+    if wrong or not leaves:
+        raise LoxTypeError(
+            f"`lox.save` got {describe(wrong[0] if wrong else value)} for {name!r}; "
+            "values are arrays, numbers or pytrees of these. To describe a run, pass "
+            "strings as the `config` of a `SaveLogger`."
+        )
 
 
 class _SaveSink(HostSink):

@@ -80,6 +80,9 @@ def _reported(function: Callable[[Any], int], argument: Any) -> int:
 def _parse_and_run(given: list[str]) -> int:
     with collector_paused():  # while modules are imported
         parser = _parser(given)
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         parsed = parser.parse_args(given)
     except SystemExit as stop:  # `argparse` has printed help, or an error

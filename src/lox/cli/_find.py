@@ -169,8 +169,8 @@ def _not_found(store: str, name: str) -> StoreError:
     found = runs_of(store)
     if not found:
         return StoreError(
-            f"there is no run {name!r}: there are no runs in {_named(store)}"
-            f"{_inner_stores(store)}."
+            f"there is no run or store {name!r}, and there are no runs in "
+            f"{_named(store)}{_inner_stores(store)}."
         )
     return StoreError(
         f"no run in {_named(store)} matches {name!r}; available: {_listed(found)}."
@@ -212,4 +212,4 @@ def _inner_stores(path: str) -> str:
     if not found:
         return ""
     more = " and others" if len(found) > _MAX_NAMES else ""
-    return f", but in {', '.join(sorted(found)[:_MAX_NAMES])}{more}"
+    return f". Its stores are {', '.join(sorted(found)[:_MAX_NAMES])}{more}"
