@@ -144,9 +144,12 @@ def _cell(row: Result | None) -> str:
 def _table(rows: list[Result]) -> Iterator[str]:
     yield "| | ratio | median | quartiles | best | n |"
     yield "|---|---|---|---|---|---|"
+    notes = []
     for row in rows:
         if row.status != "measured":
-            yield f"| {_code(row.peer)} | {_escaped(short_note(row))} | | | | |"
+            status = "not available" if row.status == "missing" else row.status
+            yield f"| {_code(row.peer)} | {status} | | | | |"
+            notes.append(f"- {_code(row.peer)}: {_escaped(short_note(row))}")
             continue
         assert row.median and row.best and row.low and row.high
         shown = ratio(row.ratio) if row.ratio else ""
@@ -155,6 +158,9 @@ def _table(rows: list[Result]) -> Iterator[str]:
             f"| {_code(row.peer)} | {shown} | {seconds(row.median)} | {quartiles} "
             f"| {seconds(row.best)} | {row.samples} |"
         )
+    if notes:  # too long for the table
+        yield ""
+        yield from notes
 
 
 def _exponents(rows: list[Result], group: str) -> Iterator[str]:
