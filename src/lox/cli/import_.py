@@ -61,7 +61,8 @@ def run(arguments: Any) -> int:
             {"name": found.name, "path": path, "keys": len(found.curves), "rows": rows}
         )
         if not arguments.json:
-            counts = f"{len(found.curves)} keys, up to {rows} rows"
+            keys = "1 key" if len(found.curves) == 1 else f"{len(found.curves)} keys"
+            counts = f"{keys}, up to {rows} rows"
             print(f"{printable(path)}  {counts}", flush=True)
     if arguments.json:
         print_json({"runs": imported})
