@@ -496,7 +496,9 @@ def test_condition_whose_type_does_not_vary_but_whose_value_does_is_refused():
 
     fun = on_devices(log, mesh_of("i", size=4))
     for way in (lox.spool(fun), lox.tap(fun, print), jax.jit(fun)):
-        with pytest.raises(lox.LoxError, match="differs between the devices.*pcast"):
+        with pytest.raises(
+            lox.LoxError, match="may differ between the devices.*when = .*pcast"
+        ):
             way(jnp.arange(4.0))
 
     def log_varying(x):
@@ -507,6 +509,65 @@ def test_condition_whose_type_does_not_vary_but_whose_value_does_is_refused():
 
     logs = lox.spool(on_devices(log_varying, mesh_of("i", size=4)))(jnp.arange(4.0))[1]
     assert logs["x"] == 2.5
+
+
+def inside_shard_map(transform, fun, size, **options):
+    """A `shard_map` of a transformed function, which returns its result and logs."""
+    spec = P("i")
+
+    def one(block):
+        return jax.tree.map(lambda leaf: leaf[None], transform(fun)(block[0]))
+
+    mesh = mesh_of("i", size=size)
+    return jax.jit(
+        jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, **options)
+    )
+
+
+def log_with_wrong_condition(x):
+    _, count = results_of_branches_and_loops(x)
+    lox.log({"x": x}, over="i", when=count > 1)
+    return x
+
+
+def log_with_wrong_step(x):
+    _, count = results_of_branches_and_loops(x)
+    lox.log({"x": x}, over="i", when=x > 1, step=count)
+    return x
+
+
+def log_in_differing_branch(x):
+    lax.cond(x > 1, lambda x: lox.log({"x": x}, over="i") and None, lambda x: None, x)
+    return x
+
+
+@pytest.mark.parametrize("transform", [lox.spool, lambda f: lox.tap(f, print)])
+@pytest.mark.parametrize(
+    ("fun", "message"),
+    [
+        (log_with_wrong_condition, "condition may differ.*when = jax.lax.pcast"),
+        (log_with_wrong_step, "step may differ.*step = jax.lax.pcast"),
+        (log_in_differing_branch, "wait forever"),
+    ],
+)
+def test_devices_that_differ_are_refused_inside_shard_map(transform, fun, message):
+    with pytest.raises(lox.LoxError, match=message):
+        inside_shard_map(transform, fun, 4)(jnp.arange(4.0))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_conditions_of_lanes_are_combined_over_devices(check_vma):
+    def log(x):
+        lox.log({"x": x}, over="i", when=x > 0.5)
+        return x
+
+    calls = []
+    tap = inside_shard_map(
+        lambda f: jax.vmap(lox.tap(f, calls.append)), log, 2, check_vma=check_vma
+    )
+    tap(jnp.arange(4.0).reshape(2, 2))
+    jax.effects_barrier()
+    assert sorted(float(logs["x"]) for logs in calls) == [2.0, 2.0]
 
 
 def test_predicate_whose_type_does_not_vary_but_whose_value_does_is_refused():

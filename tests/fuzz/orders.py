@@ -40,7 +40,8 @@ def choose(seed: int, program: Program) -> tuple[str, ...]:
         order.append(kind)
     order.insert(rng.randint(0, len(order)), rng.choice(("spool", "tap")))
     if "vmap" in order and rng.random() < 0.5:  # lanes become devices
-        order[order.index("vmap")] = "shard_map"
+        places = [i for i, kind in enumerate(order) if kind == "vmap"]
+        order[rng.choice(places)] = "shard_map"
     return tuple(order)
 
 
@@ -141,6 +142,9 @@ def _expected(program: Program, order: tuple[str, ...], x: Any) -> Any:
     collected = {"spool", "tap"} & set(inner)
     if kind == "vmap" and "shard_map" in inner and not collected:
         # JAX moves the `vmap` into the `shard_map`: the axis of devices comes first
+        return [list(own) for own in zip(*items, strict=True)]
+    if kind == "shard_map" and "tap" in inner and "vmap" in inner[inner.index("tap") :]:
+        # lanes of a `vmap` around `tap` come first
         return [list(own) for own in zip(*items, strict=True)]
     if kind != "map" or "spool" in inner:
         return items

@@ -235,6 +235,72 @@ def test_vmap_around_shard_map_logs_branch_that_each_device_takes(order):
         )
 
 
+def branch_in_scan(x):
+    def body(carry, _):
+        h, n = carry
+
+        def branch(h):
+            lox.log({"n": n})
+            return h + 0.25
+
+        return (lax.cond(h > 1, branch, lambda h: h + 0.5, h), n + 1), None
+
+    return lax.scan(body, (x, 0), None, length=3)[0][0]
+
+
+@pytest.mark.parametrize(
+    "order", ["vmap(spool)", "vmap(shard_map(spool))", "shard_map(vmap(spool))"]
+)
+def test_reductions_of_branches_that_differ_between_devices_under_vmap(order):
+    xs = jnp.array([[0.0, 1.5], [0.75, 0.25]])
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    on_devices = partial(jax.shard_map, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    spool = partial(lox.spool, reduce="sum")
+    first = partial(jax.tree.map, lambda x: x[None])
+    if order == "vmap(spool)":
+        fun = spool(on_devices(lambda x: branch_in_scan(x[0])[None]))
+        logs = jax.vmap(fun)(xs)[1]
+    elif order == "vmap(shard_map(spool))":
+        fun = on_devices(lambda x: first(spool(branch_in_scan)(x[0])))
+        logs = jax.vmap(fun)(xs)[1]
+    else:
+        fun = on_devices(lambda x: first(jax.vmap(spool(branch_in_scan))(x[0])))
+        logs = jax.jit(fun)(xs)[1]
+    alone = [[lox.spool(branch_in_scan, reduce="sum")(x)[1] for x in row] for row in xs]
+    wanted = jnp.array([[float(own.get("n", -1)) for own in row] for row in alone])
+    assert jnp.where(logs.mask["n"], logs["n"], -1).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("follows", ["cond", "scan", "fori_loop"])
+def test_counter_of_logging_while_loop_has_its_type_under_vmap_in_shard_map(follows):
+    def f(x):
+        def body(carry):
+            count, v = carry
+            lox.log({"v": v})
+            return count + 1, v + 0.5
+
+        count, v = lax.while_loop(lambda carry: carry[1] < 2, body, (0, x))
+        if follows == "cond":
+            return lax.cond(count > 2, lambda v: v * 2, lambda v: v, v)
+        if follows == "scan":
+            return lax.scan(lambda c, i: (c + i, None), count, jnp.arange(3))[0] + v
+        return lax.fori_loop(0, count, lambda i, v: v * 1.5, v)
+
+    xs = jnp.array([[0.5, 1.5], [1.0, 0.25]])
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    mapped = jax.shard_map(
+        lambda xs: jax.vmap(f)(xs[0])[None],
+        mesh=mesh,
+        in_specs=P("d"),
+        out_specs=P("d"),
+    )
+    out, logs = lox.spool(mapped, capacity=5)(xs)
+    assert out.tolist() == jax.vmap(jax.vmap(lox.nolog(f)))(xs).tolist()
+    lanes = [lane["v"].tolist() for device in logs.lanes() for lane in device.lanes()]
+    alone = [lox.spool(f, capacity=5)(x)[1]["v"].tolist() for x in xs.ravel()]
+    assert lanes == alone
+
+
 def test_shard_map_logs_over_one_or_both_of_two_axes():
     mesh = mesh_of("i", "j")
     x = jnp.arange(8.0).reshape(4, 2)

@@ -60,7 +60,7 @@ def test_spool_steps_have_time_axis_of_their_key():
     assert logs.step["loss"].tolist() == [0, 1, 2, 3]
     assert logs.step["loss"].shape == logs["loss"].shape
     assert "start" not in logs.step
-    with pytest.raises(AttributeError, match=r"no step 'epoch'; it has the steps step"):
+    with pytest.raises(AttributeError, match=r"no step 'epoch'; its steps are 'step'"):
         _ = logs.epoch
 
 

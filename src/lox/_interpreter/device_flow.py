@@ -14,7 +14,7 @@ from typing import Any
 from lox._errors import LoxValueError
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import callbacks, jaxprs, primitives, vma
+from lox._jax import array_types, callbacks, jaxprs, primitives, vma
 
 from .contents import events_inside, events_of
 from .rule_table import jaxprs_of
@@ -57,6 +57,21 @@ def check_devices_agree(params: dict[str, Any]) -> None:
     flow.results(params["jaxpr"], _axes_of_specs(params["in_specs"]))
 
 
+def check_part_of_devices(closed: Any) -> None:
+    """The same for a program in a `shard_map`, given only the types of its inputs.
+
+    Without types, predicates are not checked, since they may depend on inputs that are
+    the same on all devices.
+    """
+    manual = frozenset(array_types.manual_axes())
+    if not manual or not any(event.call.over for event in events_of(closed)):
+        return
+    has_types = array_types.has_varying_types()
+    flow = _Flow(manual, has_types, checks_predicates=has_types)
+    avals = closed.in_avals
+    flow.results(closed, [vma.varying_axes(x) if has_types else manual for x in avals])
+
+
 def _axes_of_specs(specs: Sequence[Any]) -> list[Axes]:
     return [
         frozenset(
@@ -75,11 +90,15 @@ class _Flow:
     Args:
         manual: all axes along which devices may differ.
         has_types: whether the types say which values vary.
+        checks_predicates: whether to raise if a predicate may differ.
     """
 
-    def __init__(self, manual: Axes, has_types: bool) -> None:
+    def __init__(
+        self, manual: Axes, has_types: bool, checks_predicates: bool = True
+    ) -> None:
         self._manual = manual
         self._has_types = has_types
+        self._checks_predicates = checks_predicates
 
     def results(self, jaxpr: Any, ins: Sequence[Axes]) -> list[Axes]:
         """Along which axes the results of a jaxpr may differ, given its inputs."""
@@ -98,8 +117,7 @@ class _Flow:
         if name == "shard_map":
             return self._of_shard_map(params, ins)
         if eqn.primitive is log_p:
-            if self._has_types:
-                _check_condition(eqn.params["event"], ins)
+            _check_condition(eqn.params["event"], ins)
             return []
         inner = jaxprs_of(eqn)
         if len(inner) == 1 and _fits(inner[0], eqn):
@@ -151,22 +169,28 @@ class _Flow:
             # devices whose loops end at different times have different results
             after = [a | b | predicate for a, b in zip(carry, outs, strict=True)]
             if after == carry:
-                _check(eqn, predicate, "while_loop")
+                self._check(eqn, predicate, "while_loop")
                 return carry
             carry = after
 
     def _of_cond(self, eqn: Any, ins: list[Axes]) -> list[Axes]:
         predicate, *operands = ins
-        _check(eqn, predicate, "cond")
+        self._check(eqn, predicate, "cond")
         branches = [self.results(one, operands) for one in eqn.params["branches"]]
         return [predicate.union(*outs) for outs in zip(*branches, strict=True)]
 
     def _of_shard_map(self, params: dict[str, Any], ins: list[Axes]) -> list[Axes]:
         manual = self._manual | primitives.manual_axes(params)
-        inside = _Flow(manual, self._has_types and params["check_vma"])
+        has_types = self._has_types and params["check_vma"]
+        inside = _Flow(manual, has_types, self._checks_predicates)
         specs = _axes_of_specs(params["in_specs"])
         ins = [a | b for a, b in zip(ins, specs, strict=True)]
         return [one & self._manual for one in inside.results(params["jaxpr"], ins)]
+
+    def _check(self, eqn: Any, predicate: Axes, name: str) -> None:
+        for event in events_inside(eqn) if self._checks_predicates else ():
+            if not predicate.isdisjoint(event.call.over):
+                raise LoxValueError(differing(event, name))
 
 
 def _declared(var: Any) -> Axes:
@@ -184,28 +208,28 @@ def _named_axes(params: dict[str, Any]) -> Axes:
     return frozenset(names if isinstance(names, tuple | list) else (names,))
 
 
-def _check(eqn: Any, predicate: Axes, name: str) -> None:
-    for event in events_inside(eqn):
-        if not predicate.isdisjoint(event.call.over):
-            raise LoxValueError(differing(event, name))
-
-
 def _check_condition(event: Event, ins: list[Axes]) -> None:
     """Raises if JAX's types are wrong about the condition of an event, or its steps."""
     parts = event.split(ins)
     if parts.mask is None or event.layout.problem:
         return  # without a mask, the steps are those of the first device
-    differing = parts.mask.union(*parts.steps) & set(event.call.over)
-    if differing:
-        axes = ", ".join(map(repr, sorted(differing)))
-        raise LoxValueError(
-            f"{event.call.description}, has `over` ({axes}), and a condition or a step "
-            "that differs between the devices along it. The condition (`when=`, or a "
-            "branch under `vmap`) or the step comes from a `cond` or `while_loop` "
-            "whose predicate differs between devices, and JAX's type says that it is "
-            "the same on all of them. Tell JAX that it varies: "
-            f'`when = jax.lax.pcast(when, ({axes},), to="varying")`.'
-        )
+    over = set(event.call.over)
+    steps = [
+        name
+        for name, axes in zip(event.call.steps, parts.steps, strict=True)
+        if axes & over
+    ]
+    if not parts.mask & over and not steps:
+        return
+    axes = ", ".join(map(repr, event.call.over))
+    what, name = ("condition", "when") if parts.mask & over else ("step", steps[0])
+    raise LoxValueError(
+        f"{event.call.description}, has `over` ({axes}), and its {what} may differ "
+        "between the devices along it, because it is the result of a `cond` or "
+        "`while_loop` whose predicate differs (or, under `vmap`, is inside one). "
+        "JAX's type says that it is the same on all devices. Tell JAX that it varies: "
+        f'`{name} = jax.lax.pcast({name}, ({axes},), to="varying")`.'
+    )
 
 
 def differing(event: Event, name: str) -> str:

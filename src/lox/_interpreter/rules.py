@@ -5,6 +5,7 @@ batching rules are in `custom_functions`, `kept_derivatives` and `custom_vmap`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def _while_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
             raise UnboundedLoopError(_unbounded(record))
         if batched:
             (running,) = jaxprs.evaluate(cond, [*of_cond, *old])
-            outs = [_where(running, *pair) for pair in zip(outs, old, strict=True)]
+            outs = [_selected(running, *pair) for pair in zip(outs, old, strict=True)]
         return [*jax.tree.leaves(state), *outs]
 
     def new_cond(*args: Any) -> Any:
@@ -145,6 +146,11 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
     return jnp.where(jnp.reshape(condition, condition.shape + inner), x, y)
 
 
+def _selected(running: Any, new: Any, old: Any) -> Any:
+    """The value of a carry after an iteration, with the type that JAX gives to it."""
+    return vma.unvary_like(_where(running, new, old), vma.varying_axes(jax.typeof(old)))
+
+
 def _unbounded(record: Record) -> str:
     keys = ", ".join(
         f"{key!r} (logged at {rows.source})" for key, rows in record.items()
@@ -163,14 +169,15 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     # JAX does not add the devices over which the index varies to the types of the
     # results, but under `vmap` it does
     varying = vma.varying_axes(jax.typeof(index))
+    casts_all = not any(map(_may_have_derivative, operands))
 
     def traced(records: Sequence[Record] = ()) -> list[tuple[Any, Any]]:
         return [
             walk.rebuilt(
                 branch,
                 state,
-                _branch(walk, branch, varying, i, records),
-                key=(varying, i, branches) if records else varying,
+                _branch(walk, branch, varying, casts_all, i, records),
+                key=(varying, casts_all, *((i, branches) if records else ())),
             )
             for i, branch in enumerate(branches)
         ]
@@ -193,6 +200,7 @@ def _branch(
     walk: Walk,
     branch: Any,
     varying: frozenset[Any],
+    casts_all: bool,
     i: int,
     records: Sequence[Record],
 ) -> Any:
@@ -202,6 +210,9 @@ def _branch(
         walk: the traversal.
         branch: the jaxpr of the branch.
         varying: the axes over which the rows vary.
+        casts_all: whether all rows are cast to types that say so. Otherwise only those
+            without derivatives are: the transpose of a cast is a sum over devices, and
+            those that take this branch would wait for the others forever.
         i: the number of the branch.
         records: the types of the rows of all branches, if they differ.
     """
@@ -214,11 +225,21 @@ def _branch(
                 for j, other in enumerate(records)
             ]
             record = unify(others)[i]
-        if varying:
-            record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
-        return outs, record, state
+
+        def cast(x: Any) -> Any:
+            x = as_array(x)
+            casts = casts_all or not jnp.issubdtype(x.dtype, jnp.inexact)
+            return vma.vary_like(x, varying) if casts else x
+
+        return outs, jax.tree.map(cast, record) if varying else record, state
 
     return fun
+
+
+def _may_have_derivative(x: Any) -> bool:
+    """Whether `x` is the same on all devices, and may be differentiated."""
+    aval = jax.typeof(x)
+    return jnp.issubdtype(aval.dtype, jnp.inexact) and not vma.varying_axes(aval)
 
 
 @rule("shard_map")
@@ -253,6 +274,10 @@ def _shard_map_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Resu
         for key, rows in record.items():
             own = _without(order, rows.over)
             group = grouped[groups.index((own, rows.stacked))]
+            if params["check_vma"]:
+                # under `vmap`, JAX's own cast would fail for results of branches
+                cast = functools.partial(vma.vary_like, axes=frozenset(own))
+                rows = rows.arrays(as_array).arrays(cast)
             group[key] = _of_devices(rows, order, own)
         pairs = zip(jax.tree.leaves(new), state_axes, strict=True)
         after = [jnp.expand_dims(x, 0) if own else x for x, own in pairs]

@@ -7,8 +7,11 @@ types where the ordinary rule would need a state.
 import dataclasses
 from typing import Any
 
+import jax
+
 from lox._errors import UnsupportedPrimitiveError
-from lox._jax import tracing
+from lox._jax import tracing, vma
+from lox._jax.array_types import as_array
 
 from .handlers import State
 from .joining import have_same_types, join, placeholder_rows, unify, with_all_lines
@@ -25,6 +28,8 @@ def _cond_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         record = with_all_lines(records[0], types)
     else:
         record = unify(records)[0]
+    varying = vma.varying_axes(eqn.invars[0].aval)
+    record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
     return tracing.unknown_results(eqn, args), record, state
 
 

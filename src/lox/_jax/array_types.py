@@ -79,6 +79,15 @@ def is_first(axes: Sequence[Any]) -> Any:
     return lax.axis_index(tuple(axes)) == 0
 
 
+def has_varying_types() -> bool:
+    """Whether types say which values vary over the devices of the `shard_map`.
+
+    With `check_vma=False`, they do not.
+    """
+    axes = manual_axes()
+    return bool(axes) and bool(varying_axes(jax.typeof(lax.axis_index(axes))))
+
+
 def is_same_along(x: Any, axes: Sequence[Any]) -> bool:
     """Whether the type of `x` says that it does not vary along these manual axes.
 
@@ -86,8 +95,7 @@ def is_same_along(x: Any, axes: Sequence[Any]) -> bool:
     """
     if not axes:
         return True
-    tracked = varying_axes(jax.typeof(lax.axis_index(tuple(axes))))
-    return bool(tracked) and varying_axes(jax.typeof(x)).isdisjoint(axes)
+    return has_varying_types() and varying_axes(jax.typeof(x)).isdisjoint(axes)
 
 
 def as_array(x: Any) -> Any:

@@ -50,6 +50,12 @@ def _missing(aval: Any, axes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(axis for axis in axes if axis not in varying_axes(aval))
 
 
+def unvary_like(x: Any, axes: frozenset[Any]) -> Any:
+    """Casts `x` to a type that varies only over these axes, though it may vary more."""
+    more = tuple(sorted(varying_axes(jax.typeof(x)) - axes, key=str))
+    return _unvary_p.bind(x, axes=more) if more else x
+
+
 def _batch(
     axis: Any, args: Sequence[Any], dims: Sequence[Any], *, axes: tuple[Any, ...]
 ) -> tuple[Any, Any]:
@@ -66,3 +72,25 @@ def _transpose(ct: Any, x: Any, *, axes: tuple[Any, ...]) -> list[Any]:
 
 rule_tables.register_batching(_vary_p, _batch)
 rule_tables.register_linear(_vary_p, _transpose)
+
+
+# JAX itself gives such types to the results of loops whose predicate varies.
+_unvary_p: Any = primitives.Primitive("lox_unvary")
+_unvary_p.def_impl(lambda x, *, axes: x)
+_unvary_p.def_abstract_eval(lambda x, *, axes: _without(x, frozenset(axes)))
+rule_tables.register_lowering_as(_unvary_p, lambda x, *, axes: x)
+rule_tables.register_batching(
+    _unvary_p,
+    lambda axis, args, dims, *, axes: (_unvary_p.bind(*args, axes=axes), dims[0]),
+)
+rule_tables.register_linear(
+    _unvary_p, lambda ct, x, *, axes: [vary_like(ct, frozenset(axes))]
+)
+
+
+def _without(aval: Any, axes: frozenset[Any]) -> Any:
+    varying = varying_axes(aval) - axes
+    kind = getattr(aval, "manual_axis_type", None)  # from 0.10 on
+    if kind is not None:
+        return aval.update(manual_axis_type=kind.update(varying=varying))
+    return aval.update(vma=varying)

@@ -112,14 +112,16 @@ class Devices:
         every = self._total(jnp.where(number == self._index, x, jnp.zeros_like(x)))
         if self._mask is None:
             has_value: Any = True
-            count = number_like(self._size, x)
+            first, count = every[0], number_like(self._size, x)
         else:
             masks = jnp.where(number == self._index, _like(self._mask, x), False)
             has_value = self._total(masks.astype(jnp.int32)) > 0
+            number_of_first = jnp.argmax(has_value, 0, keepdims=True)
+            first = jnp.take_along_axis(every, number_of_first, 0)[0]
             count = number_like(_like(self._count, x), x)
-        differ = jnp.any((every != x) & has_value, 0)
+        differ = jnp.any((every != first) & has_value, 0)
         mean = jnp.sum(jnp.where(has_value, every, 0), 0) / count
-        return jnp.where(differ, mean, x)
+        return jnp.where(differ, mean, first)
 
     def _sum(self, x: Any) -> Any:
         return self._total(self._masked(x, 0))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from lox._interpreter.joining import cast_to_types
 from lox._interpreter.rows import Rows
 from lox._jax import array_types, vma
+from lox._jax.array_types import as_array
 from lox._reduce.protocol import ValueType
 
 from .stages import (
@@ -186,6 +187,8 @@ class Stream:
         values = {key: one.leaves for key, one in rows.items()}
         event = Row(values, dict(first.steps)), first.mask
         held = jax.tree.leaves(state)
+        varying = varying_axes(map(jax.typeof, held))
+        event = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), event)
         if self.per_lane and held:
             like = jax.typeof(held[0])
             event = jax.tree.map(

@@ -5,6 +5,7 @@ from typing import Any
 
 from lox._events.event import Event
 from lox._interpreter.contents import events_of
+from lox._interpreter.device_flow import check_part_of_devices
 from lox._interpreter.handlers import Collector, State
 from lox._interpreter.inference import infer_rows, infer_rows_of_equation
 from lox._interpreter.rows import Record, Reductions, rows_of
@@ -31,6 +32,7 @@ def collect(
         The results of the program, its rows, and how many rows there were in total, for
         each key with a capacity.
     """
+    check_part_of_devices(closed)
     types, streams = Record(), Streams({}, options.selection)
     chosen = filter(options.selection.selects_event, events_of(closed))
     if not options.every_row or any(event.call.reduce is not None for event in chosen):

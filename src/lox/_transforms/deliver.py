@@ -14,6 +14,7 @@ from lox._events.primitive import log_p
 from lox._host import signals
 from lox._host.callbacks import HostSink
 from lox._host.errors import callback_errors
+from lox._interpreter.device_flow import check_part_of_devices
 from lox._interpreter.handlers import Handler, State
 from lox._interpreter.inference import infer_rows, multi_row_keys
 from lox._interpreter.rows import (
@@ -61,6 +62,7 @@ def deliver(
     Returns:
         The results of the program.
     """
+    check_part_of_devices(closed)
     streams = Streams({}, options.selection)
     if not options.every_row:
         types = infer_rows(closed, options.selection, _reductions(options))

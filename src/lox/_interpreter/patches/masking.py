@@ -29,8 +29,10 @@ class EventMasker(AllEventsRewriter):
                 "a branch or loop with a predicate per lane. Log it in the function "
                 "itself, or outside it."
             )
-        if not array_types.is_same_along(context, event.call.over):
-            # not an error if `nolog` removes it
+        if array_types.has_varying_types() and not array_types.is_same_along(
+            context, event.call.over
+        ):
+            # not an error if `nolog` removes it; without types, `device_flow` finds it
             event = event.with_layout(problem=differing(event, "cond` or `while_loop"))
         parts = event.split(operands)
         axes = event.layout.lanes + event.layout.elements
