@@ -30,7 +30,7 @@ def is_array(x: Any) -> bool:
         or is_jax_array(x)
         or hasattr(x, "__jax_array__")
         # JAX's own constants in derivatives; up to 0.9, they are none of the above
-        or (hasattr(x, "dtype") and type(x).__module__.startswith("jax."))
+        or (hasattr(type(x), "__array__") and type(x).__module__.startswith("jax."))
     )
 
 

@@ -382,3 +382,12 @@ def test_error_about_traced_argument_names_the_remedy():
         notes = "\n".join(error.value.__notes__)
         assert "arguments of `train`" in notes and '`static_argnames="steps"`' in notes
     assert lox.nolog(train, static_argnames="steps")(1.0, steps=3) == 8.0
+
+
+def test_dtypes_and_types_of_arrays_are_returned_unchanged():
+    def f(x):
+        lox.log({"x": x})
+        return x, jnp.float32, jax.ShapeDtypeStruct((2,), jnp.int32)
+
+    _, dtype, kind = lox.spool(f)(1.0)[0]
+    assert dtype is jnp.float32 and kind.shape == (2,)
