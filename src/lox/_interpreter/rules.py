@@ -169,7 +169,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     # JAX does not add the devices over which the index varies to the types of the
     # results, but under `vmap` it does
     varying = vma.varying_axes(jax.typeof(index))
-    casts_all = not any(map(_may_have_derivative, operands))
+    casts_all = not varying or not any(map(_may_have_derivative, operands))
 
     def traced(records: Sequence[Record] = ()) -> list[tuple[Any, Any]]:
         return [

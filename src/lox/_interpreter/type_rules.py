@@ -28,8 +28,8 @@ def _cond_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         record = with_all_lines(records[0], types)
     else:
         record = unify(records)[0]
-    varying = vma.varying_axes(eqn.invars[0].aval)
-    record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
+    if varying := vma.varying_axes(eqn.invars[0].aval):
+        record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
     return tracing.unknown_results(eqn, args), record, state
 
 

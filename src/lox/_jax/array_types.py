@@ -88,16 +88,6 @@ def has_varying_types() -> bool:
     return bool(axes) and bool(varying_axes(jax.typeof(lax.axis_index(axes))))
 
 
-def is_same_along(x: Any, axes: Sequence[Any]) -> bool:
-    """Whether the type of `x` says that it does not vary along these manual axes.
-
-    In a `shard_map` with `check_vma=False`, no type says that.
-    """
-    if not axes:
-        return True
-    return has_varying_types() and varying_axes(jax.typeof(x)).isdisjoint(axes)
-
-
 def as_array(x: Any) -> Any:
     """Converts literals, which reach traversals and derivatives as Python numbers."""
     return x if isinstance(x, jax.Array) else jax.numpy.asarray(x)

@@ -187,8 +187,8 @@ class Stream:
         values = {key: one.leaves for key, one in rows.items()}
         event = Row(values, dict(first.steps)), first.mask
         held = jax.tree.leaves(state)
-        varying = varying_axes(map(jax.typeof, held))
-        event = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), event)
+        if varying := varying_axes(map(jax.typeof, held)):
+            event = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), event)
         if self.per_lane and held:
             like = jax.typeof(held[0])
             event = jax.tree.map(

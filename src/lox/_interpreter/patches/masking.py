@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._interpreter.device_flow import differing
-from lox._jax import array_types
+from lox._jax import vma
 
 from .rewriter import AllEventsRewriter
 
@@ -29,9 +30,7 @@ class EventMasker(AllEventsRewriter):
                 "a branch or loop with a predicate per lane. Log it in the function "
                 "itself, or outside it."
             )
-        if array_types.has_varying_types() and not array_types.is_same_along(
-            context, event.call.over
-        ):
+        if not vma.varying_axes(jax.typeof(context)).isdisjoint(event.call.over):
             # not an error if `nolog` removes it; without types, `device_flow` finds it
             event = event.with_layout(problem=differing(event, "cond` or `while_loop"))
         parts = event.split(operands)
