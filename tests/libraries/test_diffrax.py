@@ -85,8 +85,9 @@ def test_vmapped_adaptive_solves_log_their_own_steps(adjoint):
     check_lanes(make, LANES, lanes, capacity=CAPACITY)
 
 
-@pytest.mark.parametrize(
-    "adjoint", ["checkpoint", pytest.param("direct", marks=long), "backsolve"]
+@pytest.mark.parametrize(  # the next test has the gradient of "checkpoint", with lanes
+    "adjoint",
+    [*(pytest.param(x, marks=long) for x in ("checkpoint", "direct")), "backsolve"],
 )
 def test_gradient_of_solve_logs_forward_pass(adjoint):
     make = solving(adjoint)
