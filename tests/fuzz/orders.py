@@ -107,7 +107,8 @@ def _on_devices(fun: Any, xs: Any) -> Any:
     )
 
     def one(block: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[None], fun(block[0]))
+        # in results of `grad`, constants may be Python numbers
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], fun(block[0]))
 
     on_devices = jax.shard_map(one, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     # outside `jit`, JAX evaluates the operations one by one, and keeps values of which
