@@ -117,7 +117,7 @@ class _Flow:
         if name == "shard_map":
             return self._of_shard_map(params, ins)
         if eqn.primitive is log_p:
-            _check_condition(eqn.params["event"], ins)
+            _check_condition(eqn.params["event"], ins, self._has_types)
             return []
         inner = jaxprs_of(eqn)
         if len(inner) == 1 and _fits(inner[0], eqn):
@@ -208,8 +208,11 @@ def _named_axes(params: dict[str, Any]) -> Axes:
     return frozenset(names if isinstance(names, tuple | list) else (names,))
 
 
-def _check_condition(event: Event, ins: list[Axes]) -> None:
-    """Raises if JAX's types are wrong about the condition of an event, or its steps."""
+def _check_condition(event: Event, ins: list[Axes], has_types: bool) -> None:
+    """Raises if the condition of an event, or a step beside it, may differ.
+
+    A condition that varies according to its type has been reduced over the devices.
+    """
     parts = event.split(ins)
     if parts.mask is None or event.layout.problem:
         return  # without a mask, the steps are those of the first device
@@ -221,6 +224,8 @@ def _check_condition(event: Event, ins: list[Axes]) -> None:
     ]
     if not parts.mask & over and not steps:
         return
+    if not has_types:  # a branch that `vmap` has turned into a mask
+        raise LoxValueError(differing(event, "cond` or `while_loop"))
     axes = ", ".join(map(repr, event.call.over))
     what, name = ("condition", "when") if parts.mask & over else ("step", steps[0])
     raise LoxValueError(

@@ -169,7 +169,7 @@ def _cond_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
     # JAX does not add the devices over which the index varies to the types of the
     # results, but under `vmap` it does
     varying = vma.varying_axes(jax.typeof(index))
-    casts_all = not varying or not any(map(_may_have_derivative, operands))
+    casts_all = not varying or not any(map(vma.may_have_derivative, operands))
 
     def traced(records: Sequence[Record] = ()) -> list[tuple[Any, Any]]:
         return [
@@ -234,12 +234,6 @@ def _branch(
         return outs, jax.tree.map(cast, record) if varying else record, state
 
     return fun
-
-
-def _may_have_derivative(x: Any) -> bool:
-    """Whether `x` is the same on all devices, and may be differentiated."""
-    aval = jax.typeof(x)
-    return jnp.issubdtype(aval.dtype, jnp.inexact) and not vma.varying_axes(aval)
 
 
 @rule("shard_map")

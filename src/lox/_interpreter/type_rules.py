@@ -5,13 +5,13 @@ types where the ordinary rule would need a state.
 """
 
 import dataclasses
+import functools
 from typing import Any
-
-import jax
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._jax import tracing, vma
 from lox._jax.array_types import as_array
+from lox._jax.vma import may_have_derivative
 
 from .handlers import State
 from .joining import have_same_types, join, placeholder_rows, unify, with_all_lines
@@ -28,8 +28,13 @@ def _cond_types(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result:
         record = with_all_lines(records[0], types)
     else:
         record = unify(records)[0]
+    # see `_branch` in `rules` for why values with derivatives are not cast
     if varying := vma.varying_axes(eqn.invars[0].aval):
-        record = jax.tree.map(lambda x: vma.vary_like(as_array(x), varying), record)
+        for key, rows in record.items():
+            if not any(map(may_have_derivative, rows.leaves)):
+                record[key] = rows.arrays(as_array).arrays(
+                    functools.partial(vma.vary_like, axes=varying)
+                )
     return tracing.unknown_results(eqn, args), record, state
 
 

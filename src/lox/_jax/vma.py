@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from . import compat, primitives, rule_tables
@@ -21,6 +22,12 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     if kind is not None:
         return frozenset(kind.varying)
     return frozenset(getattr(aval, "vma", None) or ())
+
+
+def may_have_derivative(x: Any) -> bool:
+    """Whether `x` is the same on all devices, and may be differentiated."""
+    aval = jax.typeof(x)
+    return jnp.issubdtype(aval.dtype, jnp.inexact) and not varying_axes(aval)
 
 
 def vary_like(x: Any, axes: frozenset[Any]) -> Any:
