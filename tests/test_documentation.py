@@ -123,6 +123,18 @@ def test_site_check_finds_what_is_loaded_from_elsewhere(tmp_path, text, found):
     assert len(check_site.loaded_from_elsewhere(page)) == found
 
 
+@pytest.mark.parametrize("name", [x for x in PAGES if ">>> " in PAGES[x]])
+def test_page_imports_what_its_examples_use(name):
+    """Doctests have the names of `conftest.py`; readers have only the page."""
+    for example in doctest.DocTestParser().get_examples(PAGES[name]):
+        for used in re.findall(r"(?<![\w.])(jax|jnp|lox)\.\w", example.source):
+            module = "jax.numpy as jnp" if used == "jnp" else rf"{used}\b"
+            before = "\n".join(PAGES[name].splitlines()[: example.lineno + 1])
+            assert re.search(rf">>> import (?:.*, )?{module}", before), (
+                f"docs/{name}.md:{example.lineno + 1} uses `{used}`"
+            )
+
+
 def test_code_that_is_not_executed_compiles():
     for name, page in PAGES.items():
         if name.startswith("examples/"):

@@ -234,7 +234,7 @@ def test_new_results_replace_those_of_the_same_group_and_jax():
 def test_markdown_takes_a_missing_peer_from_another_version_of_jax():
     other = with_ratios([ROWS[0], Result(**{**vars(ROWS[1]), "peer": "oryx"})])
     both = [measurement(with_ratios(ROWS) + SIZES), measurement(other, "0.4.38")]
-    text = peer_results.as_markdown(both)
+    text = peer_results.as_markdown(both).replace("\N{NO-BREAK SPACE}", " ")
     assert "| oryx (JAX 0.4.38) | 3 | 3 s |" in text
     assert "| callback | wrong | | | | |" in text
     assert "\n- callback: wrong: 2 values of `x`\n" in text

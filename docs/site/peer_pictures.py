@@ -27,6 +27,23 @@ _CURVES = {
     "peers-read-rows": ("read-rows", "rows"),
 }
 _MARKS = "osD^v<>Pp*hX"
+# A tracker and its lox logger have the same marker.
+_MARKS_OF_ROWS = {
+    "numpy.save": "o",
+    "lox.save": "o",
+    "lox SaveLogger.tap": "D",
+    "lox SaveLogger.log": "*",
+    "TensorBoard's writer": "s",
+    "tensorboardX": "h",
+    "lox TensorBoardLogger": "s",
+    "wandb (offline)": "^",
+    "lox WandbLogger": "^",
+    "trackio": "v",
+    "lox TrackioLogger": "v",
+    "MLflow log_metric": "X",
+    "MLflow log_batch": "P",
+    "lox MLflowLogger": "P",
+}
 
 
 def pictures(measurements: list[Measurement]) -> dict[str, Callable[[], Any]]:
@@ -129,6 +146,7 @@ def _lines(results: list[Result], group: str, label: str) -> Any:
         else:
             color, style, theirs = "C1", "-", theirs + 1
         mark = _MARKS[(ours if _is_lox(peer) else theirs) % len(_MARKS)]
+        mark = _MARKS_OF_ROWS.get(peer, mark)
         x, y = zip(*points, strict=True)
         axes.plot(
             x, y, style, color=color, marker=mark, markersize=4.5, lw=1.3, label=name

@@ -141,6 +141,11 @@ def _cell(row: Result | None) -> str:
     return row.status
 
 
+def _time(value: float) -> str:
+    """On one line, also in narrow columns."""
+    return seconds(value).replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def _table(rows: list[Result]) -> Iterator[str]:
     yield "| | ratio | median | quartiles | best | n |"
     yield "|---|---|---|---|---|---|"
@@ -153,10 +158,10 @@ def _table(rows: list[Result]) -> Iterator[str]:
             continue
         assert row.median and row.best and row.low and row.high
         shown = ratio(row.ratio) if row.ratio else ""
-        quartiles = f"{seconds(row.low)} to {seconds(row.high)}"
+        quartiles = f"{_time(row.low)} to {_time(row.high)}"
         yield (
-            f"| {_code(row.peer)} | {shown} | {seconds(row.median)} | {quartiles} "
-            f"| {seconds(row.best)} | {row.samples} |"
+            f"| {_code(row.peer)} | {shown} | {_time(row.median)} | {quartiles} "
+            f"| {_time(row.best)} | {row.samples} |"
         )
     if notes:  # too long for the table
         yield ""
@@ -179,7 +184,7 @@ def _exponents(rows: list[Result], group: str) -> Iterator[str]:
             if row is None:
                 cells.append("")
             elif row.median is not None:
-                cells.append(seconds(row.median))
+                cells.append(_time(row.median))
             else:
                 cells.append("too slow" if row.status == "slow" else row.status)
         yield f"| {_code(peer)} | {slope} | {' | '.join(cells)} |"
