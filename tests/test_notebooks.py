@@ -221,7 +221,7 @@ def test_console_appears_in_every_cell_in_which_a_run_begins(notebook):
     assert "124 ± 1.4" in notebook.html("live")
 
 
-def test_console_output_of_unusual_values(notebook):
+def test_console_shows_empty_nonfinite_and_invalid_values(notebook):
     empty, odd = notebook.outputs["values"]
     assert "no rows were logged" in _html(empty)
     html = _html(odd)

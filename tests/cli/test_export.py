@@ -339,7 +339,7 @@ def test_import_does_not_replace_runs(capsys, tmp_path):
     assert [x.name for x in tmp_path.iterdir()] == [run.name]
 
 
-def test_import_of_nothing(capsys, tmp_path):
+def test_import_of_directory_without_runs_is_an_error(capsys, tmp_path):
     message = error(capsys, "import", tmp_path, "-o", tmp_path / "store")
     assert "has no `.wandb` files, and no event files" in message
     message = error(capsys, "import", tmp_path / "x", "-o", tmp_path / "store")

@@ -309,7 +309,7 @@ def test_sorting_no_runs_is_not_an_error(capsys, store):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names of files are bytes only there")
-def test_names_of_directories_that_are_not_text(capsysbinary, tmp_path):
+def test_directory_names_that_are_not_utf_8_do_not_fail(capsysbinary, tmp_path):
     """In a pipe, a path is printed unchanged, and nothing fails."""
     save_run(tmp_path, 0)
     path = os.fsencode(tmp_path / name(0)).replace(b"00000000", b"\xff\x1b[31m")

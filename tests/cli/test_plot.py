@@ -76,7 +76,7 @@ def test_plot_log_axis_says_what_is_not_drawn(capsys, tmp_path):
     assert lines[1].split("┤")[0].strip() == "100" and "10┤" in text
 
 
-def test_plot_of_nothing_finite(capsys, tmp_path):
+def test_plot_without_finite_values_says_so(capsys, tmp_path):
     lox.save(lox.logdict({"x": np.full(3, np.nan)}, stacked=True), tmp_path / "a")
     text = output(capsys, "plot", tmp_path)
     assert "nothing to draw: no finite values" in text and "1 of 1 not finite" in text
@@ -281,7 +281,7 @@ def test_thinned_curve_has_all_extremes_and_gaps(logarithmic):
         (np.full(1000, np.nan), 0),
     ],
 )
-def test_thinning_of_few_or_strange_points(x, count):
+def test_thinning_handles_few_equal_extreme_and_nan_points(x, count):
     y = np.linspace(0, 1, len(x))
     assert len(Thinning(10).kept(x, (y,), (y,))) == count
 

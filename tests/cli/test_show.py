@@ -62,7 +62,7 @@ def test_show_of_failed_run_shows_the_error(capsys, tmp_path):
     assert result["error"] == "ValueError: no data"
 
 
-def test_show_of_lanes_and_of_missing_rows(capsys, tmp_path):
+def test_show_averages_lanes_and_leaves_out_missing_rows(capsys, tmp_path):
     values = np.array([[1.0, 2.0], [3.0, np.nan], [5.0, 7.0]])
     mask = np.array([[True, True], [True, True], [True, False]])
     key = Key(values, {}, mask, KeyInfo(True, 1, (0,), ()))
@@ -115,7 +115,7 @@ def test_diff_needs_two_runs(capsys, store):
     assert "not a number from 1 to 17" in capsys.readouterr().err
 
 
-def test_diff_of_statuses(capsys, tmp_path):
+def test_diff_shows_statuses_that_differ(capsys, tmp_path):
     save_run(tmp_path, 0)
     logger, state = save_run(tmp_path, 1, finish=False)
     result = json.loads(output(capsys, "diff", tmp_path, "*0", "*1", "--json"))

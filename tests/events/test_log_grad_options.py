@@ -315,7 +315,7 @@ def test_jet_passes_through():
 # --- options -----------------------------------------------------------------
 
 
-def test_reduction_of_the_call_and_of_the_transformation():
+def test_reduction_interval_and_window_apply_to_log_grad():
     def fun(x, **options):
         def body(h, i):
             return 2.0 * lox.log_grad("dh", h, step=i, **options), None
@@ -380,7 +380,7 @@ def test_when_of_the_forward_pass_selects_cotangents(shape):
         assert_close(lane["dh"], chosen)
 
 
-def test_when_that_differs_between_lanes():
+def test_when_of_log_grad_decides_per_lane():
     def fun(x):
         return jnp.sin(lox.log_grad("dh", 2.0 * x, when=x > 0))
 

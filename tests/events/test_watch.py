@@ -473,7 +473,7 @@ def test_grad_of_values_without_a_cotangent_is_zero():
     assert logs["x/grad/used/max_abs"] == 2 and logs["x/grad/unused/max_abs"] == 0
 
 
-def test_grad_of_an_equinox_module():
+def test_grad_logs_an_equinox_module():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
 
@@ -489,7 +489,7 @@ def test_grad_of_an_equinox_module():
         np.testing.assert_allclose(logged[f"model/grad/{key}"], value, rtol=1e-6)
 
 
-def test_grad_of_an_nnx_state():
+def test_grad_logs_an_nnx_state():
     nnx = pytest.importorskip("flax.nnx")
     model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(model)

@@ -347,7 +347,7 @@ def test_events_of_backward_rules_that_depend_on_other_lanes_are_refused():
     assert len(lox.spool(grad, capacity=ROWS)(RATES[0])[1]["by hand"])
 
 
-def test_stages_of_direct_adjoint_log_alone_and_are_refused_in_lanes():
+def test_stages_of_direct_adjoint_log_but_are_refused_under_vmap():
     # the loop over steps is a scan, the loop over stages is a custom function in it
     solver = diffrax.Bosh3(scan_kind="checkpointed")
     for field, key in ((logged_by_hand, "by hand"), (decay, "dy")):

@@ -52,6 +52,35 @@ def test_reductions_skip_ended_lanes_of_an_equinox_loop(kind, reduce):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_lanes_of_an_equinox_loop_that_carries_a_typed_key_log_as_alone(kind):
+    def walk(steps, key):
+        def body(carry):
+            x, i, key = carry
+            key, used = jax.random.split(key)
+            x = jax.lax.fori_loop(
+                0, 2, lambda _, c: (c[0] + jax.random.normal(c[1]), c[1]), (x, used)
+            )[0]
+            lox.log({"x": x}, step=i)
+            return x, i + 1, key
+
+        start = jnp.float32(0), jnp.int32(0), key
+        options = {} if kind == "lax" else {"max_steps": 6}
+        return eqxi.while_loop(
+            lambda c: c[1] < steps, body, start, kind=kind, **options
+        )[0]
+
+    args = jnp.array([0, 3, 5]), jax.random.split(jax.random.key(0), 3)
+    expected = [
+        rows(lox.spool(walk, capacity=6)(*jax.tree.map(lambda x, i=i: x[i], args))[1])
+        for i in range(3)
+    ]
+    assert [len(one.get("x", [])) for one in expected] == [0, 3, 5]
+    for way in ("vmap(spool)", "spool(vmap)"):
+        found = SPOOLED[way](walk, capacity=6)(*args)[1]
+        assert_same_rows(rows_per_lane(found), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_interval_and_window_count_the_running_lanes_of_an_equinox_loop(kind):
     fun = halve(kind)
     for options in (
@@ -416,7 +445,7 @@ def test_vmapped_implicit_solves_log_per_lane():
 
 
 def test_logs_do_not_change_gradient_of_vmapped_solves():
-    fun = solve("Dopri5", dt0=0.5)
+    fun = solve("Bosh3", dt0=0.5)
     expected = jax.jit(jax.vmap(jax.grad(lox.nolog(fun))))(RATES)
     spooled = lox.spool(fun, capacity=300)
     gradients, logs = jax.jit(jax.vmap(jax.grad(spooled, has_aux=True)))(RATES)

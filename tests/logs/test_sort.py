@@ -105,7 +105,7 @@ def test_sort_keeps_typed_keys_and_numpy():
     assert type(numpy["a"]) is np.ndarray and numpy["a"].tolist() == [2, 3, 1]
 
 
-def test_sort_without_rows():
+def test_sort_keeps_logs_without_rows():
     assert lox.logdict().sort("step") == {}
     _, logs = lox.spool(lambda: lox.log({"a": 1}, step=3))()
     assert logs.sort("step") == logs

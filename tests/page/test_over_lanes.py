@@ -108,9 +108,7 @@ def test_buckets_of_a_chart_keep_the_extremes_of_over_lanes(tmp_path):
             np.testing.assert_allclose(found, limit, rtol=1e-9)
 
 
-def test_intervals_of_long_curves_are_some_of_those_of_over_lanes(
-    tmp_path, monkeypatch
-):
+def test_intervals_of_long_curves_are_among_those_of_over_lanes(tmp_path, monkeypatch):
     monkeypatch.setattr(lane_table, "MAX_EXACT", 100)
     write_random(tmp_path, 1, runs=4, rows=1000)
     steps, values = over_lanes(tmp_path)

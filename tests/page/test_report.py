@@ -81,7 +81,7 @@ def test_report_that_cannot_be_written_leaves_nothing(tmp_path):
         write_report(tmp_path / "store", tmp_path / "missing" / "r.html")
 
 
-def test_report_of_a_store_that_is_empty_or_missing(tmp_path):
+def test_report_of_empty_store_has_no_runs_and_of_missing_one_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
     text = write_report(tmp_path / "empty", tmp_path / "r.html").read_text()
     assert "empty: 0 runs" in text
@@ -98,7 +98,7 @@ def test_report_of_a_large_store_stays_small(tmp_path):
     assert size / 3 < path.stat().st_size - code < size * 1.1
 
 
-def test_report_of_many_runs_has_less_and_says_so(tmp_path):
+def test_report_of_many_runs_says_what_it_leaves_out(tmp_path):
     curves = write_seeds(tmp_path, seeds=12, rows=300, lrs=(0.1, 0.01))
     source = StoreSource(tmp_path)
     sizes, said = [], []
@@ -117,7 +117,7 @@ def test_report_of_many_runs_has_less_and_says_so(tmp_path):
         assert lowest == min(columns["loss"].min() for columns in curves.values())
     assert said[0] == ""
     assert "points" in said[1] and "single runs" not in said[1]
-    assert "grouped by all but the seed only" in said[2]
+    assert 'grouped by "all but seed"' in said[2]
     assert "one in" in said[3] or "none of the single runs" in said[3]
     assert "none of the single runs" in said[4] and "last values of 0" in said[4]
     offered = [grouping["id"] for grouping in content["index"]["groupings"]]

@@ -117,7 +117,7 @@ def test_copy_of_finished_runs_has_the_same_files(tmp_path, target):
     ]
 
 
-def test_copy_of_growing_run_is_sent_only_new_records(tmp_path, target):
+def test_copy_of_growing_run_gets_only_new_records(tmp_path, target):
     job = Job(tmp_path / "store" / "run").write(30)
     copy = StoreCopy(tmp_path / "store", target)
     assert copy.update().unfinished == ["run"]

@@ -278,7 +278,7 @@ def replaced(path, started):
     }
 
 
-def test_writer_that_replaces_run_late_leaves_that_of_higher_number(tmp_path):
+def test_writer_that_replaces_run_late_does_not_replace_a_later_writer(tmp_path):
     """Its number must not be used again: two writers would share a directory."""
     path = tmp_path / "run"
     lox.save({"x": -1}, path)

@@ -212,7 +212,7 @@ def test_damaged_file_of_an_open_writer_does_not_hide_the_run(training, tmp_path
     assert only_run(tmp_path).status == "running"
 
 
-def test_file_of_a_finished_writer_may_say_anything(tmp_path):
+def test_invalid_file_of_a_finished_writer_does_not_break_the_status(tmp_path):
     logger = lox.loggers.SaveLogger(tmp_path)
     state = logger.init(0)
     logger.log(state, {"x": 1})
@@ -287,7 +287,7 @@ def test_writer_that_finishes_while_its_status_is_read_was_not_killed(
 # --- runs of several processes ----------------------------------------------
 
 
-def test_status_of_several_processes(tmp_path):
+def test_run_is_failed_or_running_if_one_of_its_processes_is(tmp_path):
     for seed in range(2):
         logger = lox.loggers.SaveLogger(tmp_path)
         state = logger.init(seed)
@@ -350,7 +350,7 @@ def test_last_rows_are_those_that_load_gives(tmp_path):
     assert last["loss"] == 1 / 15 and last.step["loss"] == 14
 
 
-def test_last_rows_of_files_of_version_1():
+def test_last_rows_are_read_from_files_of_version_1():
     for run in lox.runs(GOLDEN):
         assert run.status == "finished" and run.duration >= 0 and run.error is None
         assert_last_rows_are_those_of_load(run)

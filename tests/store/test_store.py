@@ -190,7 +190,7 @@ def test_save_repeatedly_appends_rows(tmp_path):
     assert len(list((tmp_path / "run").glob("writer-*"))) == 1
 
 
-def test_key_saved_with_different_keys_keeps_row_order(tmp_path):
+def test_key_that_is_saved_beside_various_keys_keeps_row_order(tmp_path):
     run = tmp_path / "run"
     for i in range(6):
         lox.save({"x": i} if i % 2 else {"x": i, "even": i}, run)

@@ -151,3 +151,77 @@ def test_reduction_works_under_explicit_mesh(explicit_mesh, fun, options):
 def test_buffer_works_under_explicit_mesh(explicit_mesh, fun, options):
     x = jnp.arange(8.0) + 1
     assert tapped(fun, explicit_mesh(x), **options) == tapped(fun, x, **options)
+
+
+def moved_in_loop(reshard):
+    """Logs a value before and after it is split differently over the mesh."""
+
+    def fun(x):
+        def body(carry):
+            c, i = carry
+            lox.log({"x": jnp.zeros(8)}, step=i)
+            lox.log({"x": c}, step=i)
+            whole = reshard(c, PartitionSpec())
+            lox.log({"x": whole}, step=i)
+            return reshard(whole + 3, PartitionSpec("d")), i + 1
+
+        return lax.while_loop(lambda carry: carry[1] < 2, body, (x, 0))[0]
+
+    return fun
+
+
+def moved_in_branch(reshard):
+    def fun(x):
+        def split(x):
+            lox.log({"x": x}, step=0)
+            return x
+
+        def whole(x):
+            lox.log({"x": reshard(x, PartitionSpec())}, step=1)
+            return split(x)
+
+        return lax.cond(x.sum() > 0, whole, split, x)
+
+    return fun
+
+
+@pytest.mark.parametrize("make", [moved_in_loop, moved_in_branch])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"capacity": 9},
+        {"interval": 2, "capacity": 9},
+        {"reduce": "mean"},
+        {"reduce": "last"},
+        {"reduce": "sum", "window": 2, "capacity": 9},
+    ],
+    ids=str,
+)
+def test_spooled_rows_of_a_key_may_be_split_differently(explicit_mesh, make, options):
+    x = 3 * jnp.arange(8.0)  # its means are exact
+    expected = lox.spool(make(lambda x, _: x), **options)(x)[1]
+    fun = lox.spool(make(jax.sharding.reshard), **options)
+    for way in (fun, jax.jit(fun)):
+        assert way(explicit_mesh(x))[1].compact() == expected
+
+
+@pytest.mark.parametrize("make", [moved_in_loop, moved_in_branch])
+@pytest.mark.parametrize(
+    "options", [{"buffer": 2}, {"reduce": "mean"}, {"reduce": "sum", "window": 2}]
+)
+def test_buffered_rows_of_a_key_may_be_split_differently(explicit_mesh, make, options):
+    x = 3 * jnp.arange(8.0)  # its means are exact
+    expected = tapped(make(lambda x, _: x), x, **options)
+    found = tapped(make(jax.sharding.reshard), explicit_mesh(x), **options)
+    assert found == expected
+
+
+def test_rows_of_a_key_that_are_split_differently_are_joined(explicit_mesh):
+    def fun(x):
+        lox.log({"x": jnp.zeros(8)})
+        lox.log({"x": x})
+        lox.log({"x": jax.sharding.reshard(x, PartitionSpec())})
+
+    x = jnp.arange(8.0)
+    logs = lox.spool(fun)(explicit_mesh(x))[1]
+    np.testing.assert_array_equal(logs["x"], [jnp.zeros(8), x, x])

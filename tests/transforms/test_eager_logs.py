@@ -67,7 +67,7 @@ def test_keys_that_depend_on_shapes_are_distinguished():
         assert found == expected
 
 
-def test_more_sets_of_keys_than_are_packed():
+def test_logs_with_more_layouts_than_are_packed_are_returned():
     def f(x):
         lox.log({f"x{x.size}": x.sum()})
         return x
@@ -79,7 +79,7 @@ def test_more_sets_of_keys_than_are_packed():
             assert logs == {f"x{size}": size}
 
 
-def test_result_with_static_leaves_and_rows_that_did_not_happen():
+def test_eager_call_returns_static_leaves_and_removes_rows_that_did_not_happen():
     def f(x):
         lox.log({"positive": x}, when=x > 0)
         lox.log({"b": x, "a": x})
@@ -171,7 +171,7 @@ def test_repeated_spool_of_a_function_differs_by_options():
         lox.spool(f, None, None, False, None, None, "", None)
 
 
-def test_threads_that_trace_different_keys_at_the_same_time():
+def test_threads_can_trace_different_keys_at_the_same_time():
     ready = threading.Barrier(4)
 
     def f(x):

@@ -412,7 +412,7 @@ def test_outputs_log_what_a_primitive_returns():
     assert logs["cholesky"].shape == (3, 2, 2)
 
 
-def test_outputs_of_selected_loops_only():
+def test_outputs_are_logged_only_in_selected_loops():
     def fun(x):
         inside = lax.scan(lambda c, t: (c + jnp.sin(t), None), x, jnp.arange(3.0))[0]
         return inside + jnp.sin(x)

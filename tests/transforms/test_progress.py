@@ -101,7 +101,7 @@ def test_progress_of_grad_shows_the_backward_pass_too(output):
     assert lines.count("f scan[1]: 100% (50/50)") == 1
 
 
-def test_while_loop_shows_its_count_each_time_that_doubles(output):
+def test_while_loop_shows_its_count_each_time_it_doubles(output):
     lox.progress(unknown, file=output)(20)
     counts = [f"unknown: {count}" for count in (2, 4, 8, 16, 20)]
     assert output.lines() == counts

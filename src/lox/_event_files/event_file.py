@@ -94,7 +94,7 @@ def _field(number: int, value: Any) -> bytes:
     if isinstance(value, float):
         return _varint(number << 3 | 1) + struct.pack("<d", value)
     if isinstance(value, str):
-        # a name decoded from other bytes may contain what UTF-8 cannot encode
+        # a name that was not valid UTF-8 has surrogates, which UTF-8 cannot encode
         value = value.encode("utf-8", "backslashreplace")
     elif isinstance(value, np.ndarray):  # many doubles
         value = value.astype("<f8").tobytes()
@@ -174,7 +174,7 @@ class EventFile:
 
     def scalars(self, columns: Mapping[str, Array], steps: Array) -> None:
         """Writes one event per row, with one number per column."""
-        # as a varint, a negative step takes ten bytes, and a usual one at most five
+        # as a varint, a negative step takes ten bytes, and most others at most five
         is_short = bool(np.all((steps >= 0) & (steps < 1 << 35)))
         template = self._templates.get((is_short, *columns))
         if template is None:

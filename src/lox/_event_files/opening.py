@@ -1,4 +1,4 @@
-"""Opens files of other programs."""
+"""Opens files that other programs have written."""
 
 import io
 import os

@@ -88,7 +88,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise MessageError("a number has no end")
+            raise MessageError("a varint has no end")
         byte = message[at]
         number |= (byte & 0x7F) << shift
         at += 1

@@ -21,7 +21,7 @@ from .protobuf import (
     to_varints,
 )
 
-# Checksums of longer records, such as images, are not verified: it would take long.
+# Checksums of longer records, such as images, are not verified, because that is slow.
 _MAX_CHECKED_BYTES = 4096
 
 
@@ -49,7 +49,7 @@ class Events:
         config: the hyperparameters.
         skipped: how many values were not scalars, by their kind.
         times: the lowest and the highest time of an event, if there are any.
-        damage: why the rest of the file was not read; empty if all was.
+        damage: why the rest of the file was not read; empty if all of it was.
     """
 
     def __init__(self, path: str) -> None:

@@ -47,7 +47,7 @@ class WandbRun:
         skipped: how many values of the history were not numbers.
         started, ended: when it was started and last written, or None.
         exit_code: its exit code; None if it has not ended.
-        damage: why the rest of the file was not read; empty if all was.
+        damage: why the rest of the file was not read; empty if all of it was.
     """
 
     def __init__(self, path: str) -> None:

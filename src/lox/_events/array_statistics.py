@@ -1,7 +1,7 @@
-"""The table of the statistics that `lox.stats` and `lox.watch` compute of an array.
+"""The table of the array statistics that `lox.stats` and `lox.watch` compute.
 
-Sums are taken of values that are scaled by a power of two, so that neither they nor
-squares overflow; scaling by a power of two rounds nothing.
+Values are scaled by a power of two before they are squared or summed, so that neither
+squares nor sums overflow; scaling by a power of two does not round.
 """
 
 import functools

@@ -39,8 +39,8 @@ class Condition(NamedTuple):
                 remedy = "Convert it to an array: `when=jnp.array(done)`"
             raise LoxTypeError(
                 f"{caller}: `when` must be a boolean or an array of booleans, not "
-                f"{kind}. {remedy}. To log a step of this name, give it another name: "
-                "`when_step`."
+                f"{kind}. {remedy}. If it was meant as a step, give the step "
+                "another name, such as `when_step`."
             )
         shape = np.shape(when)
         mask = when if isinstance(when, np.ndarray) else host.to_array(when)

@@ -332,7 +332,7 @@ def _tags(tags: Any, caller: str) -> tuple[str, ...]:
     found = tuple(listed)
     if not all(isinstance(tag, str) for tag in found):
         raise LoxTypeError(
-            f"{caller}: `tags` must be strings, not {tags!r}. To log a step of "
-            "this name, give it another name: `tags_step`."
+            f"{caller}: `tags` must be strings, not {tags!r}. If it was meant as a "
+            "step, give the step another name, such as `tags_step`."
         )
     return found

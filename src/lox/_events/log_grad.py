@@ -150,7 +150,7 @@ def _check_arguments(name: Any, x: Any, others: tuple[Any, ...], caller: str) ->
 def _differentiable(
     leaves: Sequence[Any], name: str, x: Any, caller: str
 ) -> list[bool]:
-    """Which leaves may have a cotangent: arrays of JAX with real or complex numbers."""
+    """Which leaves may have a cotangent: JAX arrays of real or complex numbers."""
     for leaf in leaves:
         if not is_array(leaf):
             raise LoxTypeError(
@@ -199,7 +199,7 @@ def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
 
 class _LogGradPrimitive(primitives.Primitive):
     def bind(self, *operands: Any, **params: Any) -> Any:
-        if not patches.installed:  # as for events, one of which it may become
+        if not patches.installed:  # as for events: reverse mode turns it into one
             patches.install()
         return super().bind(*operands, **params)
 

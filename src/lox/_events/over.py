@@ -32,8 +32,8 @@ def axes_of(over: Any, caller: str) -> tuple[str, ...]:
     ):
         raise LoxTypeError(
             f"{caller}: `over` must be the name of a mesh axis, or a tuple of names, "
-            f'not {over!r:.80}: `over="data"`. To log a step of this name, give it '
-            "another name: `over_step`."
+            f'not {over!r:.80}: `over="data"`. If it was meant as a step, give the '
+            "step another name, such as `over_step`."
         )
     if not names or len(set(names)) < len(names):
         what = "names an axis twice" if names else "names no axis"
@@ -43,8 +43,8 @@ def axes_of(over: Any, caller: str) -> tuple[str, ...]:
         raise LoxValueError(
             f"{caller}: `over={over!r}` reduces across the devices of a "
             "`jax.shard_map`, but this call is not inside one. Leave `over` out: "
-            "outside `jax.shard_map`, an event is one event with the global value, "
-            "on any number of devices."
+            "outside `jax.shard_map`, each event is logged once, with the global "
+            "value, on any number of devices."
         )
     for name in names:
         if name not in manual:
@@ -57,8 +57,8 @@ def _not_manual(name: str, over: Any, manual: Sequence[Any]) -> str:
     if name in array_types.mesh_axes():
         return (
             f"`over={over!r}`, but {name!r} is not one of the axes that the "
-            f"`jax.shard_map` around it splits ({known}): along {name!r}, an event is "
-            "one event with the global value. Leave that axis out of `over`."
+            f"`jax.shard_map` around it splits ({known}): along {name!r}, each event "
+            "is logged once, with the global value. Leave that axis out of `over`."
         )
     return (
         f"`over={over!r}`, but {name!r} is not an axis of the mesh of the "
@@ -68,7 +68,7 @@ def _not_manual(name: str, over: Any, manual: Sequence[Any]) -> str:
 
 
 def check_reductions(reduce: Checked, keys: Iterable[str], caller: str) -> None:
-    """Raises if the reduction of a key has no form across devices.
+    """Raises if the reduction of a key cannot be used across devices.
 
     Args:
         reduce: the reductions that the call requests.
@@ -77,7 +77,7 @@ def check_reductions(reduce: Checked, keys: Iterable[str], caller: str) -> None:
     """
     for key in keys:
         reduction = choose(reduce, key)
-        if reduction is not None and not _has_form(reduction):
+        if reduction is not None and not _works_across_devices(reduction):
             raise LoxValueError(
                 f"{caller}: {key!r} has `reduce={reduction!r}` and an `over`. Across "
                 f"devices, a value is reduced by {', '.join(KINDS[:-1])} or "
@@ -87,7 +87,7 @@ def check_reductions(reduce: Checked, keys: Iterable[str], caller: str) -> None:
             )
 
 
-def _has_form(reduction: Any) -> bool:
+def _works_across_devices(reduction: Any) -> bool:
     return isinstance(reduction, Named) and reduction.name in KINDS
 
 
@@ -123,8 +123,8 @@ def reduced(event: Event, operands: Sequence[Any]) -> tuple[Event, list[Any]]:
 
 
 def across_devices(reduction: Any) -> Named:
-    """The reduction across devices: that of the key, where it has this form."""
-    chosen = reduction if _has_form(reduction) else REDUCTIONS["mean"]
+    """The reduction across devices: that of the key if possible, else the mean."""
+    chosen = reduction if _works_across_devices(reduction) else REDUCTIONS["mean"]
     assert isinstance(chosen, Named)
     return chosen
 

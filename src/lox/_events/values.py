@@ -99,8 +99,8 @@ def too_large(number: Any, name: str) -> str:
     )
 
 
-# what people write instead of an option
-_OPTIONS = {
+# names that users write by mistake, and the options that they mean
+_MISNAMED_OPTIONS = {
     "tag": "tags",
     "reduction": "reduce",
     "mode": "reduce",
@@ -118,7 +118,7 @@ def step_of(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> A
     if not is_array(value) or jnp.shape(value) not in ((), when):
         shape = f" of shape {jnp.shape(value)}" if is_array(value) else ""
         other = f" or have the shape {when} of `when`" if when else ""
-        if option := _OPTIONS.get(name):
+        if option := _MISNAMED_OPTIONS.get(name):
             raise StepError(
                 f"{caller} has no option `{name}`, and as a step it must be a scalar"
                 f"{other}, not {describe(value)}{shape}. Did you mean `{option}`?"
@@ -135,5 +135,7 @@ def step_of(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> A
         raise StepError(f"{caller} got {too_large(lost, f'the step {name!r}')}")
     number = host.to_array(value)
     if jnp.issubdtype(number.dtype, jax.dtypes.extended):
-        raise StepError(f"{caller}: the step {name!r} must be a number.")
+        raise StepError(
+            f"{caller}: the step {name!r} must be a number, not {number.dtype}."
+        )
     return number

@@ -94,8 +94,8 @@ def watch(
             f"{caller} has no `over`: how devices combine depends on the statistic. "
             "Reduce the tree across devices, and log its statistics once: "
             '`tree = jax.lax.pmean(tree, "data")`, and then '
-            '`lox.log(lox.stats(tree), over="data")`. To log a step of this name, give '
-            "it another name: `over_step`."
+            '`lox.log(lox.stats(tree), over="data")`. If it was meant as a step, give '
+            "the step another name, such as `over_step`."
         )
     names = check_names(stats, f"{caller}: `stats`")
     arrays = named_arrays(tree, caller)
@@ -145,7 +145,7 @@ class _Statistics(NamedTuple):
         for _ in range(lanes):
             compute = jax.vmap(compute)
         computed = {
-            # derivatives of statistics would be computed for nothing
+            # otherwise JAX would also differentiate the statistics, which nothing uses
             path: compute(jax.lax.stop_gradient(x))
             for path, x in zip(self.paths, arrays, strict=True)
             if x is not None and self._may_happen(x)

@@ -1,4 +1,4 @@
-"""Interrupts: exceptions of signal handlers or callbacks that end a running program.
+"""Interrupts: exceptions in signal handlers or callbacks that end a running program.
 
 An exception that is raised in a callback reaches XLA, which ends the program with its
 own error. So an interrupt is kept until the event has been delivered. Then it ends the
@@ -54,7 +54,7 @@ used = False
 
 
 def _at_stopped() -> None:
-    """Raises the exceptions of callbacks in other threads."""
+    """Raises the exceptions of callbacks in other threads; set by `at_stopped`."""
 
 
 def at_stopped(hook: Callable[[], None]) -> None:

@@ -85,7 +85,7 @@ def with_outer_lanes(
 
 
 def per_lane_converter(event: Event) -> EventToLogs:
-    """As `lane_converter`, for a buffered or masked event, without the step `lane`."""
+    """As `lane_converter`, for buffered or masked events, without the step `lane`."""
     if event.layout.buffered:
         return _buffer_converter(event)
 

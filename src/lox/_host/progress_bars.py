@@ -60,8 +60,8 @@ class ProgressSink(HostSink):
 
     def consumer(self, event: Event) -> Consume:
         report: Report = event.call.api_data
-        # in a `shard_map`, each device reports; in a multi-process job, the bar
-        # of the first one is shown
+        # in a `shard_map`, each device reports; in a multi-process job, only the first
+        # process shows bars
         devices = event.route.local_devices or 1
         if host.known_process_index():
             return lambda operands: None

@@ -147,7 +147,7 @@ def _common_dtype(key: str, parts: list[Rows], i: int) -> Any:
 def check_adopts(
     key: str, dtype: Any, literals: Literals, target: Any, at: Source
 ) -> None:
-    """Raises an error unless numbers can be cast to `target`, logged at `at`."""
+    """Raises unless numbers can be cast to `target`, which was logged at line `at`."""
     if not adopts(dtype, target):
         culprit: Literal | None = literals[0]
     else:

@@ -30,7 +30,7 @@ def rebound(
     Args:
         handler: the handler of the program's events.
         event: the event of the cotangents.
-        operands: the operands; those that are values stay as they are.
+        operands: the operands; those that are values are not changed.
         state: the state of the traversal.
 
     Returns:

@@ -2,7 +2,7 @@
 
 The collective of an event with `over` waits for all devices. If some of them take
 another branch, or end a loop earlier, the others wait forever. Which predicates may
-differ between devices is inferred from the types of JAX and from the predicates before
+differ between devices is inferred from JAX's types and from the predicates before
 them: the type of a result of `cond` or `while_loop` (as of JAX 0.12) does not say that
 it varies because the predicate does. In a `shard_map` with `check_vma=False` there are
 no such types, and values that are not known to be the same are assumed to differ.
@@ -58,7 +58,7 @@ def check_devices_agree(params: dict[str, Any]) -> None:
 
 
 def check_part_of_devices(closed: Any) -> None:
-    """The same for a program in a `shard_map`, given only the types of its inputs.
+    """`check_devices_agree` for a program in a `shard_map`, given only its input types.
 
     Without types, predicates are not checked, since they may depend on inputs that are
     the same on all devices.

@@ -109,7 +109,7 @@ class Handler:
         return self
 
     def for_backward_rules(self, lines: frozenset[Any] = frozenset()) -> "Handler":
-        """The same for backward rules, which run in the backward pass."""
+        """As `for_derivative_rules`, for rules that run in the backward pass."""
         return self.for_derivative_rules(lines)
 
     def for_cotangents(self) -> "Handler":

@@ -46,7 +46,7 @@ def of_lanes_that_run(
         carry: the carry before the iteration; the last inputs of the body except those
             that a scan slices.
         outs: the results of the body, which begin with the new carry.
-        running: which lanes run the iteration; others run it because of these.
+        running: which lanes need the iteration; others run it only because of these.
     """
     jaxpr = body.jaxpr
     numbers = {
@@ -87,8 +87,8 @@ class _Numbering(Rewriter):
             raise UnsupportedPrimitiveError(
                 f"{event.call.description}, is observed in the backward or batching "
                 "rule of a function inside a loop, where the number of the iteration "
-                "is not known. Observe it outside the loop, or use `loops=` to "
-                "observe others."
+                "is not known. Observe it outside the loop, or select other loops "
+                "with `loops=`."
             )
         parts = event.split(operands)
         parts.steps = [context]

@@ -34,13 +34,22 @@ def _concatenate(key: str, parts: list[Rows]) -> Rows:
     if any(part.mask is not None for part in parts):
         parts = [part.with_mask() for part in parts]
     # the static fields of the first part are those of all, except for these
-    columns = zip(*map(jax.tree.leaves, parts), strict=True)
+    columns = map(_sharded_alike, zip(*map(jax.tree.leaves, parts), strict=True))
     joined = jax.tree.structure(parts[0]).unflatten(map(jnp.concatenate, columns))
     return dataclasses.replace(
         joined,
         sparse=any(part.sparse for part in parts),
         flattened=any(part.flattened for part in parts),
     )
+
+
+def _sharded_alike(column: Sequence[Any]) -> list[Any]:
+    """Reshards arrays like the first one that is split over an explicit mesh."""
+    types = list(map(jax.typeof, column))
+    target = next(filter(array_types.is_split, types), None)
+    if target is None:
+        return list(column)
+    return [array_types.sharded_like(x, target) for x in column]
 
 
 def cast_to_types(key: str, rows: Rows, types: Rows) -> Rows:

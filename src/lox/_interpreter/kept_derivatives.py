@@ -107,8 +107,8 @@ def with_derivative_of(
 class _SolutionEventRemover(Rewriter):
     """Removes the events of a solution where its derivatives evaluate it again.
 
-    Other events are handled as in derivative rules. If there is a state, which they may
-    need and do not get, they are removed.
+    Other events are handled as in derivative rules. They do not get the state: if there
+    is one, they are removed.
 
     Args:
         handler: the handler of the traversal.

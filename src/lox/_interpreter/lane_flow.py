@@ -35,7 +35,7 @@ def lanes_of_while(
 
 
 def lanes_of_scan(params: dict[str, Any], batched: Sequence[bool]) -> list[HasLanes]:
-    """The same for the carries and the stacked outputs of a `scan`."""
+    """Whether the carries and the stacked outputs of a `scan` have lanes."""
     return _answers(_propagate_scan(params, _levels(batched)))
 
 

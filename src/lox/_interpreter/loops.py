@@ -217,7 +217,7 @@ def _loop(eqn: Any, address: str, backward: bool, place: debug_info.Place) -> Si
 
 
 def _distinct(names: list[str], kind: str) -> tuple[str, ...]:
-    """Names by position, where JAX does not know any other names."""
+    """Distinct names; by position, where JAX knows no name."""
     full = [name or f"{kind}[{i}]" for i, name in enumerate(names)]
     if len(set(full)) < len(full):
         full = [f"{kind}[{i}]" for i in range(len(names))]

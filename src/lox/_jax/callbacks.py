@@ -27,7 +27,7 @@ def host_functions_of(eqn: JaxprEqn) -> tuple[Any, ...]:
     if eqn.primitive.name not in PRIMITIVES:
         return ()
     callback = eqn.params["callback"]
-    if isinstance(callback, types.FunctionType):  # of `jax.debug.callback`
+    if isinstance(callback, types.FunctionType):  # made by `jax.debug.callback`
         cells = zip(
             callback.__code__.co_freevars, callback.__closure__ or (), strict=True
         )

@@ -121,7 +121,7 @@ class _HighCustomVjpCall(CustomVjpCall):
         self, args: Sequence[Any], perturbed: Sequence[bool]
     ) -> tuple[Any, Sequence[Any], Callable[[Sequence[Any]], Any]]:
         prim, closed_over = self._prim, self._closed_over
-        if not self._symbolic_zeros:  # then the rule does not depend on the flags
+        if not self._symbolic_zeros:  # the rule does not depend on the flags
             perturbed = [i >= closed_over for i in range(len(args))]
         flags = prim.in_tree.unflatten(perturbed)
         trees = []

@@ -41,9 +41,9 @@ def place_of(eqn: JaxprEqn) -> Place | None:
 
 @contextlib.contextmanager
 def own_lines() -> Iterator[None]:
-    """For functions that are traced while an equation is evaluated.
+    """Inside, traced functions keep the lines of their own equations.
 
-    Their equations get the lines that they are on, instead of the equation's.
+    Otherwise, all of them would get the line of the equation that is being evaluated.
     """
     if _source_info is None:
         yield

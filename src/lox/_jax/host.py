@@ -64,7 +64,7 @@ def _watch_barrier() -> None:
 
 BARRIER = Patch(
     "`jax.effects_barrier`",
-    without="an exception of a callback is raised by a later call of lox, or never",
+    without="an exception in a callback is raised by a later call of lox, or never",
     instead="catch exceptions in the callback",
     install=_watch_barrier,
 )
@@ -110,7 +110,7 @@ def _watch_programs() -> None:
 
 PROGRAMS = Patch(
     "the call of compiled programs with effects",
-    without="an interrupt of a jitted program is raised as an error of XLA",
+    without="an interrupt of a jitted program is raised as an XLA error",
     instead="catch `jax.errors.JaxRuntimeError`",
     install=_watch_programs,
 )
@@ -161,7 +161,7 @@ receivers: set[CodeType] = set()
 def in_callback() -> bool:
     """Whether a callback of a program is on the call stack.
 
-    There, waiting for callbacks would wait for itself.
+    There, waiting for callbacks would be a deadlock.
     """
     return any(map(_is_callback, tracebacks.frames(sys._getframe(1))))
 
@@ -176,7 +176,7 @@ def in_receiver(frame: FrameType | None) -> bool:
 
 
 def called_by_xla_thread() -> bool:
-    """Whether we are in a callback, in a thread that XLA started."""
+    """Whether this is a callback in a thread that XLA started."""
     *_, outermost = tracebacks.frames(sys._getframe(1))
     return _is_callback(outermost)
 

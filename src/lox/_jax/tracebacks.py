@@ -1,4 +1,4 @@
-"""Frames of call stacks and in tracebacks."""
+"""The frames of call stacks and tracebacks."""
 
 import os
 from collections.abc import Iterator

@@ -159,7 +159,7 @@ class equation_context:
             manager.__exit__(*exc)
 
 
-# the errors of JAX where Python needs the value of a traced array
+# the errors that JAX raises where Python needs the value of a traced array
 CONCRETE_VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,

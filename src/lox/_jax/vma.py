@@ -40,8 +40,8 @@ def vary_like(x: Any, axes: frozenset[Any]) -> Any:
     return _vary_p.bind(x, axes=missing)
 
 
-# `lax.pcast` that also accepts what varies already. Values in a `cond` begin to vary
-# when `vmap` turns it into a selection, and JAX's own casts (as of 0.12) then fail.
+# Like `lax.pcast`, but accepts values that already vary. Values in a `cond` begin to
+# vary when `vmap` turns it into a selection, and then JAX's casts (as of 0.12) fail.
 _vary_p: Any = primitives.Primitive("lox_vary")
 _vary_p.def_impl(lambda x, *, axes: x)
 _vary_p.def_abstract_eval(lambda x, *, axes: _type_of_cast(x, axes))
@@ -58,7 +58,7 @@ def _missing(aval: Any, axes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def unvary_like(x: Any, axes: frozenset[Any]) -> Any:
-    """Casts `x` to a type that varies only over these axes, though it may vary more."""
+    """Casts `x` to a type that varies only over these axes, even if `x` varies more."""
     more = tuple(sorted(varying_axes(jax.typeof(x)) - axes, key=str))
     return _unvary_p.bind(x, axes=more) if more else x
 

@@ -32,7 +32,7 @@ def keys_of(logs: logdict) -> dict[str, Key]:
 
 
 def with_key_data(logs: logdict) -> logdict:
-    """The same logs with the data of typed PRNG keys, as programs output them."""
+    """Replaces typed PRNG keys with their data, which is what programs deliver."""
     if not any(map(is_jax_array, leaves_of(dict(logs)))):
         return logs
     keys = ((name, key.with_key_data()) for name, key in logs._keys().items())
@@ -40,7 +40,7 @@ def with_key_data(logs: logdict) -> logdict:
 
 
 def with_lane(logs: logdict, number: int) -> logdict:
-    """The same rows with the step `lane`; an existing step of this name is kept."""
+    """Adds the step `lane` to all rows; an existing step of this name is kept."""
     metadata = logs._metadata
     own = metadata.steps.get(LANE, {})
     shapes = {name: key.row_shape() for name, key in logs._keys().items()}

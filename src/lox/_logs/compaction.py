@@ -47,7 +47,7 @@ def compacted(key: Key) -> Key | None:
 
 
 def compacted_keys(keys: Iterable[tuple[str, Key]]) -> dict[str, Key]:
-    """The same for several keys, whose masks may be `FirstRows`.
+    """`compacted` for several keys, whose masks may be `FirstRows`.
 
     An eager call waits for this, so the arrays of all keys are transferred together.
     """

@@ -46,7 +46,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, np.ndarray) or is_jax_array(value):
         return _format_array(value)
     if isinstance(value, int | float | complex) and hasattr(value, "dtype"):
-        return str(np.asarray(value, value.dtype))  # a number in a derivative of JAX
+        return str(np.asarray(value, value.dtype))  # created by JAX in a derivative
     return repr(value)
 
 

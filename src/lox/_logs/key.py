@@ -73,8 +73,8 @@ def describe_axes(value: Any, stacked: bool, key: str = "") -> KeyInfo:
     ndims = tuple(np.ndim(leaf) - stacked for leaf in leaves_of(value))
     if any(ndim < 0 for ndim in ndims):
         raise LoxValueError(
-            f"{key!r} is to be stacked, but contains a scalar, which has no time axis. "
-            "A list is a pytree of its items: pass an array."
+            f"{key!r} is marked as stacked, but contains a scalar, which has no time "
+            "axis. A list is a pytree of its items: pass an array."
         )
     return KeyInfo(stacked, 0, ndims)
 
@@ -119,7 +119,7 @@ class FirstRows:
         return (int(total.min()), int(total.max())) if total.size else (0, 0)
 
     def dropped_on_host(self) -> Any:
-        """The same as a NumPy array, if any were dropped; else None."""
+        """`dropped` as a NumPy array; None if no rows were dropped."""
         if self.capacity is None:
             return None
         if not is_spread(self.total) and self.range()[1] <= self.capacity:
@@ -277,7 +277,7 @@ class Key(NamedTuple):
         return self.mask.any(axis=self.info.time_axis(self.mask, 0))
 
     def with_key_data(self) -> "Key":
-        """The same with the data of typed PRNG keys, which has one more axis."""
+        """Replaces typed PRNG keys with their data, which has one more axis."""
         leaves, tree = flatten(self.value)
         if not any(map(is_typed_key, leaves)):
             return self

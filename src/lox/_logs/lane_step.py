@@ -18,7 +18,7 @@ PROCESS = "process"
 
 
 def inner_lane(key: Key, count: int, number: int) -> Key:
-    """Names the lane of the rows of a key, one of `count` lanes of an axis.
+    """Adds the step `lane` to the rows of one of the `count` lanes of an axis.
 
     The lanes of nested axes, and of rows that already name a lane, are numbered
     consecutively, in C order.
@@ -34,7 +34,7 @@ class Lane(NamedTuple):
     process: int
 
     def is_of(self, steps: Mapping[str, Any]) -> Any:
-        """Which rows are of this lane, given their steps."""
+        """Which rows belong to this lane, given their steps."""
         found = np.asarray(steps[LANE]) == self.number
         if PROCESS in steps:
             return found & (np.asarray(steps[PROCESS]) == self.process)

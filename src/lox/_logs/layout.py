@@ -42,7 +42,7 @@ class Layout(tuple[Any, ...]):
         return _new(Unflattened, (self, rest, self._values, len(self[0])))
 
     def parts(self, rest: tuple[Any, ...]) -> Metadata:
-        """The same as a `Metadata` of its own."""
+        """The metadata as a plain `Metadata`, given the same children."""
         _, steps, masks, _, dropped, counted, totals = self
         remaining = iter(rest)
         # `zip` does not consume an extra child, because it asks for a key first
@@ -79,7 +79,7 @@ class Unflattened(Metadata):
         return parts
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._parts)  # as of any metadata
+        return iter(self._parts)  # the fields, as for any `Metadata`
 
     @property
     def steps(self) -> dict[str, dict[str, Any]]:
@@ -144,7 +144,7 @@ def flatten(logs: MetadataDict) -> tuple[Sequence[Any], Layout]:
     if kind is Unflattened and len(logs) == metadata[3]:
         try:
             return metadata[2](logs) + metadata[1], metadata[0]
-        except KeyError:  # then the methods of `dict` itself were called
+        except KeyError:  # methods of `dict` have changed the keys
             pass
     layout = layout_of(logs)
     return children_of(logs, layout), layout

@@ -24,7 +24,7 @@ class Metadata(NamedTuple):
             or `FirstRows`.
         info: the axes and tags of each key; none for values assigned by the user.
         dropped: how many rows were dropped, for the keys with a `capacity`, except for
-            those whose mask knows it: `FirstRows`.
+            those whose mask has it: `FirstRows`.
     """
 
     steps: dict[str, dict[str, Any]] = _EMPTY
@@ -74,7 +74,7 @@ class MetadataDict(dict[str, Any]):
         )
 
     def _counted_key(self, key: str) -> Key:
-        """The same, but with a mask that may be `FirstRows`, and without `dropped`."""
+        """As `_key`, but the mask may be a `FirstRows`, and `dropped` is left out."""
         mask = self._metadata.mask.get(key)
         return Key(self[key], self._key_steps(key), mask, self._info_of(key))
 

@@ -226,7 +226,7 @@ def _middle_and_band(
     if thinning is None:
         return middle, np.arange(len(x)), low, high, what
     kept = thinning.kept(x, (middle, low), (middle, high))
-    if band == "ci":  # takes long, so it is computed where it is drawn
+    if band == "ci":  # slow, so it is computed only where it is drawn
         low, high = of("ci", Sample(sample.values[kept], sample.valid[kept]))
         return middle, kept, low, high, what
     return middle, kept, low[kept], high[kept], what

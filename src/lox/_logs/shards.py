@@ -1,4 +1,4 @@
-"""The part of this process of logs whose arrays are spread over the processes of a job.
+"""This process's part of logs whose arrays are spread over the processes of a job.
 
 No process has all of such an array, and lox does not gather it. Each device is a lane,
 as in the logs that a `shard_map` delivers: its rows are its shards of the arrays, and

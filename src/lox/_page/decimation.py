@@ -17,7 +17,7 @@ PER_OCTAVE = 12
 
 
 def bucket_width(low: float, high: float, buckets: int) -> float:
-    """A width, short in binary, with which at most this many buckets cover a range."""
+    """A width of few binary digits, so that at most `buckets` buckets cover a range."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return 0.0

@@ -61,7 +61,7 @@ def document(
         title: the title, as text.
         content: what the page needs to begin, as JSON.
         start: the call that begins it.
-        blocks: further data: names and Base64 texts.
+        blocks: further data, as names and Base64 text.
         nonce: the nonce of the server's `Content-Security-Policy`. Without one, the
             page has its own policy, which allows its own code and no connection.
         fallback: HTML that is shown without JavaScript.

@@ -21,10 +21,10 @@ _FEWEST_BUCKETS = 12
 _MAX_AXES = 3
 # compressed and in Base64; measured with stores of random numbers
 _LANE_BYTES, _GROUP_BYTES, _BLOCK_BYTES = 10.5, 75.0, 600.0
-# the short buckets near zero are about a third more
+# the short buckets near zero add about a third
 _MORE_BUCKETS = 1.35
 _INDEX_SHARE = 0.35
-_DIGITS = 6  # of the last values of runs in the table, which shows four
+_DIGITS = 6  # of last values; the table of runs shows four
 
 
 class Plan(NamedTuple):
@@ -83,9 +83,9 @@ def notes_of(plan: Plan, index: dict[str, Any]) -> list[str]:
         notes.append(f"curves have about {plan.buckets} points, with all extremes")
     if plan.share < 1:
         some = f"one in {round(1 / plan.share)}" if plan.share else "none"
-        notes.append(f"{some} of the single runs is drawn, and statistics are of all")
+        notes.append(f"{some} of the single runs is drawn; statistics include all runs")
     if len(plan.groupings) < len([g for g in index["groupings"] if g["groups"]]):
-        notes.append("runs can be grouped by all but the seed only")
+        notes.append('runs can only be grouped by "all but seed"')
     count = len(scalars(index))
     if plan.keys < count:
         notes.append(f"only {plan.keys} of {count} keys have charts")

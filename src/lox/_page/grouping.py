@@ -84,7 +84,7 @@ def _shown(config: Mapping[str, Any], key: str) -> str:
 
 
 def _order(value: Any, present: bool) -> tuple[Any, ...]:
-    """Numbers before texts, by size; a missing value comes last."""
+    """The sort key of a value: numbers by size, then text; a missing value is last."""
     if not present:
         return 2, 0.0, ""
     if isinstance(value, int | float) and value == value:

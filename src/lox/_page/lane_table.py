@@ -17,7 +17,7 @@ MAX_EXACT = 4096  # the maximum length of curves for which all intervals are com
 _MAX_LIMITS = 2**16
 _MIN_BINS = 8
 _MAX_RESAMPLED = 256  # columns at a time
-_MAX_CELLS = 2**26  # of a table of lanes that have little in common
+_MAX_CELLS = 2**26  # of a table whose lanes have few values of `x` in common
 
 
 class Lane(NamedTuple):
@@ -179,7 +179,7 @@ class LaneTable:
             pair = [lane[rows[0]] for lane in self._pairs]
             return {**self._shown(rows, mean, *pair), "x": None, "x2": None}
         limits = self._bands(lanes, finite, mean, bands, starts)
-        at_first = at_second = second = None  # as the buckets
+        at_first = at_second = second = None  # those of the buckets
         if len(starts) != len(self._x) and not self.binned:
             at_first = self._x[found.first_row[0]]
             at_second = self._x[found.second_row[0]]
@@ -282,7 +282,7 @@ def _nth(x: Array) -> Array:
 
 
 def _have_little_in_common(every: list[Array], x: Array) -> bool:
-    """Whether lanes overlap along `x`, but seldom have the same values of `x`.
+    """Whether lanes overlap along `x`, but rarely have the same values of `x`.
 
     Args:
         every: the values of each lane.

@@ -14,9 +14,9 @@ from .source import StoreSource
 
 Array = np.ndarray[Any, Any]
 
-MAX_HISTOGRAMS = 160  # of one run
-MAX_IMAGES = 24  # of one run
-MAX_BYTES = 2**23  # of all images of one key
+MAX_HISTOGRAMS = 160  # per run
+MAX_IMAGES = 24  # per run
+MAX_BYTES = 2**23  # of all images of a key
 _MAX_PIXELS = 2**20
 
 
@@ -25,8 +25,8 @@ def media(
 ) -> dict[str, Any]:
     """The histograms or images of one key, by run, to be packed.
 
-    If there are many rows, evenly spaced ones are taken, including the first and the
-    last.
+    If there are many rows, evenly spaced ones are chosen, including the first and
+    the last.
     """
     found: list[dict[str, Any]] = []
     problems = []

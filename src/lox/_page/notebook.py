@@ -10,7 +10,7 @@ from .report import static_content
 from .source import StoreSource
 from .summary import summary_table
 
-# of the data in one output of a notebook
+# the maximum size of the data in one output of a notebook
 MAX_BYTES = 3_000_000
 
 

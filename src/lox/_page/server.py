@@ -52,8 +52,8 @@ _MIN_TOKEN = 16  # characters
 _MAX_CONNECTIONS = 64
 _MAX_COMPUTING = 2
 _IDLE_SECONDS = 30.0
-_POLL_SECONDS = 0.1  # how long Ctrl-C may take
-_POLL_SECONDS = 0.1  # how often the store is checked, however many pages ask
+_INTERRUPT_POLL_SECONDS = 0.1  # how long Ctrl-C may take
+_STORE_POLL_SECONDS = 0.1  # how often the store is checked, however many pages ask
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
@@ -79,7 +79,7 @@ def serve(
     try:
         with _interruptible(server):
             (ready or _announce)(server.url)
-            server.serve_forever(_POLL_SECONDS)
+            server.serve_forever(_INTERRUPT_POLL_SECONDS)
     except KeyboardInterrupt:
         pass
     finally:
@@ -264,7 +264,7 @@ class PageServer(http.server.ThreadingHTTPServer):
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= _POLL_SECONDS:
+        if now - self._looked >= _STORE_POLL_SECONDS:
             self._looked = now
             self.source.refresh()
 
@@ -328,7 +328,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(status.MISDIRECTED_REQUEST)
         try:
             target = urllib.parse.urlsplit(self.path)
-        except ValueError:  # such as of `http://[`
+        except ValueError:  # such as for `http://[`
             return self._send(status.BAD_REQUEST)
         is_cross_site = self.headers.get("Sec-Fetch-Site", "") == "cross-site"
         if is_cross_site and target.path != "/":

@@ -95,7 +95,7 @@ def _last_leaf(leaves: Sequence[Leaf]) -> Leaf:
 
 
 class Groupings:
-    """The groupings of a store, which change seldom.
+    """The groupings of a store, which rarely change.
 
     Attributes:
         configs: the configs of the runs that they were made for.

@@ -3,10 +3,11 @@
 Values are reduced across axes of the mesh of a `shard_map`. The results are the same on
 all devices along these axes, and JAX's types say so.
 
-Types may say so wrongly: a `cond` or `while_loop` whose predicate varies returns values
-that vary, also where (as of JAX 0.12) their types do not. So all values are reduced.
-Steps and masks are not if their types do not vary: a loop often logs its counter, and a
-collective takes longer than many loop bodies. `device_flow` refuses wrong types there.
+The types of the inputs may be wrong: a `cond` or `while_loop` whose predicate varies
+returns values that vary, even if (as of JAX 0.12) their types do not. So all values are
+reduced. Steps and masks are reduced only if their types vary: a loop often logs its
+counter, and a collective takes longer than many loop bodies. `device_flow` refuses
+steps and masks with wrong types.
 """
 
 import functools

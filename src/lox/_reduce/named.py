@@ -263,7 +263,7 @@ class _Max(Named):
     takes_no_rows = False
 
     def init(self, kind: Any) -> Any:
-        dtype = kind.dtype  # or in a dtype with arithmetic and the same order
+        dtype = kind.dtype  # replaced if it has no arithmetic, by one of the same order
         if is_inexact(dtype):
             dtype = wide_dtype(dtype)
         elif dtype == np.bool_ or np.dtype(dtype).kind == "V":

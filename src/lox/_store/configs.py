@@ -1,4 +1,4 @@
-"""The configs of runs: their names and values, for selecting and grouping."""
+"""The configs of runs: their keys and values, for selecting and grouping."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ def all_names(dicts: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def varying_names(runs: Iterable[_HasConfig]) -> list[str]:
-    """The names of the configs that are not the same for all runs."""
+    """The config keys that do not have the same value in all runs."""
     configs = [flat_config(run.config) for run in runs]
     return [
         name

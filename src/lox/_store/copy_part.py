@@ -116,18 +116,18 @@ class PartCopy:
                     (target / owner).remove()
                 finished &= listed
         for number, name in numbered(self._entries, WRITER):
-            if number < first:  # of a run that was replaced
+            if number < first:  # it belongs to a run that was replaced
                 _remove_writer(target, name, self._entries)
             elif number not in writers and content is not None:
                 self._remove_without_rows(name)
         return finished
 
     def _remove_without_rows(self, name: str) -> None:
-        """Removes a writer that was closed without rows, and is gone from the source.
+        """Removes a writer that was closed without rows, and removed from the source.
 
-        Otherwise the copy would seem to be running. Rows that are gone from the source
-        stay in the copy. So do the writers of other machines, which copy their own part
-        of the run to the same place.
+        Otherwise the copy would seem to be running. Rows that were removed from the
+        source stay in the copy. So do the writers of other machines, which copy their
+        own part of the run to the same place.
         """
         found = _entries(self._target / name)
         files = [file for file in found if SEGMENT_FILE.fullmatch(file)]

@@ -135,5 +135,5 @@ def _identity(location: Location) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name cannot lead to another directory, on any operating system."""
+    """Whether a name stays in its directory, on any operating system."""
     return name not in ("", ".", "..") and pathlib.PureWindowsPath(name).name == name

@@ -305,7 +305,7 @@ def read_places(
     return places
 
 
-_CHECKED_BYTES = 16  # of an entry: all but the checksum itself
+_CHECKED_BYTES = 16  # an entry without its checksum
 
 
 # --- tree structures ---------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Joins the records of a key, from all its segments, to one `Key`."""
+"""Joins the records of a key, from all its segments, into one `Key`."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ def key_data(key: Any) -> Any:
 
 
 def _is_integer_scalar(x: Any) -> bool:
-    """Whether it is a scalar integer array, possibly traced."""
+    """Whether `x` is a scalar integer array, possibly traced."""
     dtype = getattr(x, "dtype", None)
     if dtype is None or is_typed_key(x):
         return False

@@ -17,7 +17,7 @@ from lox._errors import StoreError
 from .locations import Ends, Entry
 
 TEMPORARY = "~"  # the suffix of files that are not complete yet
-_MAX_READ_BYTES = 2**16  # of records; more are mapped
+_MAX_READ_BYTES = 2**16  # larger arrays of records are memory-mapped
 # Windows has no `fcntl` locks
 fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class LocalLocation:
         return self._name
 
     def __truediv__(self, name: str) -> "LocalLocation":
-        # by strings, as there are many: `pathlib` takes ten times as long
+        # on strings, since there are many locations: `pathlib` takes ten times as long
         return _location(
             name if self._name == os.curdir else os.path.join(self._name, name)
         )
@@ -212,7 +212,7 @@ def _read(descriptor: int, start: int, count: int) -> bytes:
     if start:
         os.lseek(descriptor, start, os.SEEK_SET)
     data = os.read(descriptor, count)
-    while 0 < len(data) < count:  # a signal may interrupt it, and 2 GB are a limit
+    while 0 < len(data) < count:  # interrupted by a signal, or more than 2 GB
         more = os.read(descriptor, count - len(data))
         if not more:
             break

@@ -26,7 +26,7 @@ from .locations import Location
 from .statuses import FINISHED_NORMALLY, Ending
 
 _MAX_NAMES = 5
-_MAX_HEADER_BYTES = 2**14  # of a `.npy` file; NumPy reads no longer ones
+_MAX_HEADER_BYTES = 2**14  # NumPy refuses `.npy` files with longer headers
 _SEGMENT_DATA = re.compile(r"(\d{4,})\.(?:npy|places)")
 
 

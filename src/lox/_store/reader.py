@@ -155,8 +155,8 @@ class Run:
     def unfinished_processes(self) -> list[int]:
         """The processes whose rows may be incomplete.
 
-        They are still writing, or have ended without `finish`, because they were killed
-        for example, or could not write all rows, because the disk was full.
+        They are still writing, or have ended without `finish` (for example, were
+        killed), or could not write all rows (for example, because the disk was full).
 
         A `SaveLogger` finishes its part of a run; `lox.save` does not.
         """

@@ -24,7 +24,7 @@ from .locations import Ends, Entry
 T = TypeVar("T")
 S = TypeVar("S")
 
-# More is copied to a temporary file instead of memory.
+# Larger files are copied to a temporary file instead of memory.
 _MAX_IN_MEMORY = 2**24
 # Requests wait for the server most of the time.
 _MAX_THREADS = 16
@@ -85,7 +85,7 @@ class _Url:
 
         try:
             _, found = fsspec.core.url_to_fs(str(self / "x"))
-        except Exception:  # of any file system: it cannot have this path
+        except Exception:  # whatever it raises, the file system cannot have this path
             return False
         return bool(found.strip("/") == f"{path}/x".strip("/"))
 
@@ -310,8 +310,8 @@ class RemoteLocation:
                     file.write(chunk)
 
     def _put(self, chunks: Iterable[bytes]) -> None:
-        # Collected first: an upload that is interrupted by an error of the source would
-        # replace the file with a shorter one.
+        # Collected first: if reading the source failed during the upload, the file
+        # would be replaced with a shorter one.
         descriptor, name = tempfile.mkstemp(prefix="lox-")
         try:
             with os.fdopen(descriptor, "wb") as file:

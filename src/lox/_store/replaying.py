@@ -21,7 +21,7 @@ from .local_files import LocalLocation
 from .losses import Finished
 from .segments import Segment, WrittenSegments
 
-_MAX_ROWS = 10_000  # of logs that are read at a time
+_MAX_ROWS = 10_000  # to read at a time
 
 
 class Call(NamedTuple):

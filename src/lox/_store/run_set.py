@@ -91,11 +91,11 @@ class Runs(Sequence[Run]):
 
         Args:
             predicate: a function of a run.
-            **config: the values that the config must have, or functions of the value.
-                A value of a nested config is named by its path, such as
+            **config: config keys, with the values that they must have, or functions of
+                the value. A key of a nested config is named by its path, such as
                 `**{"net/width": 64}`. `name`, `status`, `error`, `started`, `duration`
-                and `rows` select by the attribute of the run, unless configs have the
-                same name.
+                and `rows` select by the attribute of the run, unless a config has a key
+                of that name.
 
         Example:
             >>> import tempfile
@@ -109,8 +109,8 @@ class Runs(Sequence[Run]):
         """
         if predicate is not None and not callable(predicate):
             raise LoxTypeError(
-                f"`where` takes a function of a run, or names of configs such as "
-                f"`where(lr=0.1)`, not {predicate!r}."
+                f"`where` takes a function of a run, or config keys with their values, "
+                f"such as `where(lr=0.1)`, not {predicate!r}."
             )
         found = self._runs
         if predicate is not None:
@@ -124,16 +124,16 @@ class Runs(Sequence[Run]):
         """Groups the runs by values of their configs.
 
         Args:
-            *names: the names of the configs, or attributes, as for `where`. Without
-                names, all configs that differ between runs, except `ignore`.
-            ignore: the configs that do not separate runs, by name or pattern, if there
-                are no `names`.
+            *names: config keys, or attributes, as for `where`. By default, all config
+                keys whose values differ between runs, except `ignore`.
+            ignore: without `names`, the config keys that do not separate runs, by name
+                or pattern.
 
         Returns:
             A dict from values to `Runs`, in the order of the first run of each group.
-            The keys are the values of one name, or tuples of the values of several; a
-            run without the config has the value None. Its attribute `names` lists the
-            names.
+            Its keys are the values of one name, or tuples of the values of several; a
+            run without the config key has the value None. Its attribute `names` lists
+            the names.
         """
         if not names:
             ignored = names_of("ignore", ignore) or ()
@@ -204,7 +204,7 @@ class Runs(Sequence[Run]):
         Args:
             *keys: the keys, by name or pattern; by default all scalar keys with a time
                 axis.
-            by: configs to group runs by: each group has a color.
+            by: the config keys to group runs by; each group has a color.
             x: the name of the step to plot over; by default the first step.
             band: draws the mean of each group and a band, over lighter lines of the
                 single runs; see `lox.logdict.plot`. The legend says how many runs there
@@ -230,7 +230,7 @@ class Groups(dict[Any, Runs]):
     """Runs by values of their configs.
 
     Attributes:
-        names: the names of the configs.
+        names: the config keys or attributes that the runs are grouped by.
     """
 
     def __init__(self, names: Sequence[str], groups: dict[Any, Runs]) -> None:

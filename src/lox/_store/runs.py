@@ -20,6 +20,7 @@ def runs(path: Path) -> Runs:
 
     Args:
         path: the directory of the store, or a URL that `fsspec` opens.
+
     Returns:
         A sequence of runs, which can be selected, grouped, loaded together and plotted.
 

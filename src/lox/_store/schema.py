@@ -19,7 +19,7 @@ from lox._logs.lane_step import LANE
 
 from .format import leaf_order
 
-_MAX_BYTES = 2**31 - 1  # of a record, and of a dimension: the limit of NumPy's dtypes
+_MAX_BYTES = 2**31 - 1  # per record, and per dimension: the limit of NumPy's dtypes
 _NUMERIC = re.compile(r"bool|(u?int|float|complex)[0-9]{1,3}")
 
 

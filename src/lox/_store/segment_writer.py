@@ -33,7 +33,8 @@ class SegmentWriter:
         self._header = npy_header(self._dtype, 0)
         self.intact = True
         # The number of records, the number of the event that would need no new place,
-        # and the size of the places. One tuple, so that signals see them consistent.
+        # and the size of the places. One tuple, so that signal handlers see a
+        # consistent state.
         self._end = 0, -1, 0
         # the records of the last call, whose memory is reused
         self._records = np.empty(0, self._dtype)

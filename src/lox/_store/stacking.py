@@ -1,4 +1,4 @@
-"""Joins runs to one logdict, in which each run is a lane."""
+"""Joins runs into one logdict, in which each run is a lane."""
 
 from collections.abc import Sequence
 from typing import Any

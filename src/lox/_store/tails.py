@@ -63,7 +63,7 @@ class Tail(NamedTuple):
         """The number of the event of the last record, in the writer's order."""
         path = self.path.with_suffix(".places")
         places = read_places(path, last=True)
-        if not len(places) or places["row"][-1] >= self.rows:  # of a later record
+        if not len(places) or places["row"][-1] >= self.rows:  # a later record
             places = read_places(path, limit=self.rows)
         if not len(places):
             return -1

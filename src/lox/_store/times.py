@@ -26,7 +26,8 @@ TIMES = "times"
 ENTRY = np.dtype([("number", "<u8"), ("time", "<f8"), ("crc32", "<u8")])
 _CHECKED_BYTES = 16
 _MIN_SECONDS = 1.0
-# of the time since the first event, so that the file of a long run stays small
+# the interval as a share of the time since the first event, so that the file of a long
+# run stays small
 _SHARE = 1e-3
 _MAX_ENTRIES = 2**20
 

@@ -287,7 +287,7 @@ class Writer:
                 files += segment.files
             if self._timed and self.count:
                 files.append(self.directory / TIMES)
-            # also the entries of the segments, the writer, the run and the store
+            # directories too, so that new files and directories in them are not lost
             directories = self.directory, *self.directory.parents[:3]
             return [str(path) for path in (*files, *directories)]
 
@@ -322,11 +322,10 @@ class Writer:
     def close(self) -> None:
         with self._lock:
             self._close_segments()
-            if self._tracked and not self._removed:  # else it may be of another writer
+            if self._tracked and not self._removed:  # else another writer may own it
                 mark_closed(self.directory)
-            if (
-                not self._segment_count
-            ):  # else it was not empty, and may belong to another by now
+            # a directory that had segments may belong to another writer by now
+            if not self._segment_count:
                 with contextlib.suppress(OSError):
                     self.directory.rmdir()
 

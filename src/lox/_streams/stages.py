@@ -249,7 +249,7 @@ def _write(rows: Any, x: Any, index: Any, condition: Any) -> Any:
     """Writes a row in place, without copying the others."""
     x = jax.lax.expand_dims(x, (0,))
     if condition is not None:
-        # of the shape of the update, so that XLA reads and writes in one operation
+        # reads only this row, so that XLA reads and writes in one operation
         here = jax.lax.dynamic_slice_in_dim(rows, index, 1)
         x = jnp.where(condition, x, here)
     return jax.lax.dynamic_update_slice_in_dim(rows, x, index, 0)

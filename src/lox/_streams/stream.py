@@ -184,7 +184,7 @@ class Stream:
             key: cast_to_types(key, record[key], self.rows[key]) for key in self.rows
         }
         first = next(iter(rows.values()))
-        values = {key: one.leaves for key, one in rows.items()}
+        values = {key: self._sharded(key, one.leaves) for key, one in rows.items()}
         event = Row(values, dict(first.steps)), first.mask
         held = jax.tree.leaves(state)
         if varying := varying_axes(map(jax.typeof, held)):
@@ -206,6 +206,12 @@ class Stream:
 
         new, due = self._mapped(update, first.lanes)(state, *event)
         return jax.tree.map(same_type, new, state), due
+
+    def _sharded(self, key: str, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Reshards the values of an event like the rows of its key."""
+        if self.first.devices:  # inside a `shard_map`, arrays are not sharded
+            return leaves
+        return tuple(map(array_types.sharded_like, leaves, self.rows[key].leaves))
 
     def _mapped(self, fun: Callable[..., Any], lanes: int) -> Callable[..., Any]:
         for _ in range(lanes if self.per_lane else 0):

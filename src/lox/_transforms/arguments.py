@@ -126,7 +126,7 @@ class Static:
         return cls(tuple(sorted({*nums, *indices})), tuple(sorted({*names, *named})))
 
     def after(self, count: int) -> "Static":
-        """The same for a function with `count` more arguments in front."""
+        """The static arguments of a function with `count` more arguments in front."""
         return Static(tuple(i + count for i in self.argnums), self.argnames)
 
     def __bool__(self) -> bool:

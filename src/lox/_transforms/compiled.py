@@ -126,7 +126,7 @@ class Compiled:
         return self.call(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The same, given a tuple and a dict, which saves time."""
+        """As `__call__`, given a tuple and a dict, which saves time."""
         has_nnx = "flax.nnx" in _modules
         if self.all_traced:
             known = not kwargs and array_types.issuperset(map(type, args))
@@ -210,7 +210,7 @@ class Compiled:
 
         try:
             with while_tracing:
-                if len(arrays) == len(leaves):  # then JAX's errors name the arguments
+                if len(arrays) == len(leaves):  # JAX's errors name the arguments
                     closed = jax.make_jaxpr(plain)(*args, **kwargs)
                 else:
                     closed = jax.make_jaxpr(mixed)(*arrays)
@@ -227,7 +227,7 @@ class Compiled:
                 "lox too."
             ) from error
         trace = traces[-1]()
-        if trace is not None:  # then something still holds a tracer of it
+        if trace is not None:  # something still holds one of its tracers
             check_modules(user_fun, trace)
         if self._form.outermost:
             owner = getattr(inspect.unwrap(user_fun), "__self__", None)

@@ -122,7 +122,8 @@ def _save(path: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
         lanes = logs.lanes()
         if len(lanes) != len(words):
             raise LoxValueError(
-                f"`lox.save` got {len(words)} keys for logs of {len(lanes)} lane(s)."
+                f"`lox.save` got {len(words)} keys for logs of {len(lanes)} lane(s). "
+                "Pass one key per lane."
             )
         for lane, key in zip(lanes, words, strict=True):
             _save(path, mode, key, lane)

@@ -165,7 +165,7 @@ def spool(
         static_argnames,
     )
     if interval is True or window is True or capacity is True:
-        # raises; the cache would find the entry of 1, which equals
+        # raises: the cache would return the entry of 1, since `True == 1`
         _spooled(fun, given)
     return cached(fun, given, _spooled).of(fun)
 

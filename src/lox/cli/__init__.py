@@ -2,12 +2,12 @@
 
 Such a module defines `HELP`, a line of text, `add_arguments(parser)`, and
 `run(arguments)`, which returns the exit code. Its docstring is the description in
-`lox COMMAND --help`. Modules whose names start with an underscore are not commands; one
-at the end is not part of the name of the command, which may be a keyword of Python.
+`lox COMMAND --help`. A module whose name starts with an underscore is not a command. An
+underscore at the end is not part of the command's name, which may be a Python keyword.
 
 Exit codes: 0 if all went well, 1 after an error, 2 if the command line is not valid,
-130 if the user has interrupted the command, and 141 if its output was closed early, as
-in `lox ls | head`, as a shell reports for other programs.
+130 if the user has interrupted the command, and 141 if its output was closed early
+(`lox ls | head`), as for other programs.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def _reported(function: Callable[[Any], int], argument: Any) -> int:
         say("interrupted")
         return 130
     except Exception as error:
-        # of stdout, and not of a connection
+        # raised by stdout, not by a connection
         if isinstance(error, BrokenPipeError) and output_is_closed() is not False:
             discard_output()
             return _BROKEN_PIPE

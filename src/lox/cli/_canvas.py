@@ -111,7 +111,7 @@ class Canvas:
                 int(np.clip(row // 4, 0, height - 1)),
                 int(np.clip(column // 2, 0, width - 1)),
             )
-            while place in self._marks and place[1] > 0:  # of another curve
+            while place in self._marks and place[1] > 0:  # taken by another curve
                 place = place[0], place[1] - 1
             self._marks[place] = text, owner
 

@@ -76,7 +76,7 @@ def size_of(directory: str) -> tuple[int, int]:
 
 
 def remove_directory(path: str) -> None:
-    """Removes a directory and all files in it; links, but not what they lead to."""
+    """Removes a directory and all files in it; links are removed, not their targets."""
     # renamed first: others would otherwise see a damaged run
     moved = temporary_path(path)
     os.rename(path, moved)

@@ -28,7 +28,7 @@ def flush_messages() -> None:
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
-    except OSError:  # such as of a closed pipe; there is nowhere to report it
+    except OSError:  # such as a closed pipe; there is nowhere to report it
         _discard(sys.stderr)
 
 
@@ -92,7 +92,7 @@ def say_problems(
 
 
 def count_of(number: int, what: str) -> str:
-    """Such as `1 run` and `2,000 runs`."""
+    """Formats a number of things, such as `1 run` or `2,000 runs`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

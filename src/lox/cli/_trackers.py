@@ -374,7 +374,7 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
 
 
 def _as_text(report: Report) -> str:
-    """Such as `sent 300 rows of 3 runs to wandb (project a); 2 runs not finished`."""
+    """Formats a report: `sent 300 rows of 3 runs to wandb; 2 runs not finished`."""
     project = f" (project {report.project})" if report.project else ""
     sent = []
     if report.runs:

@@ -29,14 +29,14 @@ class _Option(NamedTuple):
     help: str
     takes_value: bool
     choices: list[str]
-    only_choices: bool  # else also names of files
+    only_choices: bool  # if not, file names are completed too
 
 
 class _Command(NamedTuple):
     name: str
     help: str
     options: list[_Option]
-    choices: list[str]  # of its positional arguments
+    choices: list[str]  # the values of its positional arguments
 
 
 def _commands() -> list[_Command]:

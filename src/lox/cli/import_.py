@@ -1,4 +1,4 @@
-"""Imports runs of W&B and TensorBoard into a store.
+"""Imports runs from W&B and TensorBoard into a store.
 
 PATH is a `.wandb` file of an offline run, an event file of TensorBoard, or a directory
 that is searched for them. Each W&B run, and each directory with event files, becomes a
@@ -20,7 +20,7 @@ from lox._text_curves import printable
 
 from ._output import print_json, say
 
-HELP = "import runs of W&B or TensorBoard"
+HELP = "import runs from W&B or TensorBoard"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def _sources_in(path: str) -> Iterator[tuple[str, list[str]]]:
     if not os.path.isdir(path):
         if is_event_file(path):
             yield _basename(os.path.dirname(os.path.abspath(path))), [path]
-        else:  # also if it has another name
+        else:  # a `.wandb` file, whatever its name is
             yield "", [path]
         return
     for directory, inner, names in os.walk(path):

@@ -1,7 +1,7 @@
 """Lists runs: status, start, duration, rows, config and last values.
 
-The table shows the configs that differ between the runs, and as many columns as fit the
-terminal; in a pipe, all of them. Names are looked up in the store that comes first.
+The table shows the config keys that differ between the runs, and as many columns as fit
+the terminal; in a pipe, all of them. Names are looked up in the store that comes first.
 """
 
 import argparse
@@ -24,8 +24,8 @@ HELP = "list runs"
 
 _STATUSES = "running", "finished", "failed", "killed", "stale"
 _SORT_HELP = (
-    "name, status, started, duration, rows, a config or a key; -KEY sorts in reverse, "
-    "and config/KEY or last/KEY tells them apart (default: started)"
+    "name, status, started, duration, rows, a config key or a logged key; -KEY sorts "
+    "in reverse; config/KEY or last/KEY if both have the same name (default: started)"
 )
 
 
@@ -108,7 +108,7 @@ def _columns(lines: Sequence[Line]) -> list[Column]:
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """The configs that are not the same in all runs; of a single run, all."""
+    """The config keys that do not have the same value in all runs; all for one run."""
     names = dict.fromkeys(name for config in configs for name in config)
     if len(configs) == 1:
         return list(names)

@@ -1,8 +1,8 @@
 """Plots keys of runs, in the terminal or to a file.
 
-By default, runs are grouped by all configs that differ, except `seed`, and each group
-is drawn as its mean with a 95 % confidence interval. The legend says how many runs
-there are. Writing a file needs matplotlib.
+By default, runs are grouped by all config keys that differ, except `seed`, and each
+group is drawn as its mean with a 95 % confidence interval. The legend says how many
+runs there are. Writing a file needs matplotlib.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         action="append",
         metavar="CONFIG",
-        help="group runs by a config; may be given several times, or be `none` "
-        "(default: all configs that differ, except `seed`)",
+        help="group runs by a config key; may be given several times, or be `none` "
+        "(default: all config keys that differ, except `seed`)",
     )
     parser.add_argument(
         "--band",
@@ -115,7 +115,7 @@ def _groups(runs: Runs, by: list[str] | None) -> Groups:
         names = ", ".join(groups.names)
         raise LoxValueError(
             f"there are {len(groups)} groups of runs by {names}, but at most "
-            f"{_MAX_GROUPS} are drawn. Choose configs with `--by`, `--by none` for "
+            f"{_MAX_GROUPS} are drawn. Choose config keys with `--by`, `--by none` for "
             "none, or fewer runs."
         )
     return groups

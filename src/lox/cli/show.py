@@ -110,7 +110,7 @@ def _print_description(found: Run, summary: Summary) -> None:
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
-    """Wraps a list of configs; other lines are left as they are."""
+    """Wraps the line of config values; other lines are left as they are."""
     if width is None or len(text) <= width or "\x1b" in text or "  " not in text:
         return [text]
     lines = [""]

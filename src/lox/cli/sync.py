@@ -117,7 +117,7 @@ def _print(report: Report, as_json: bool, reported: dict[str, str] | None) -> No
 
 
 def _as_text(report: Report) -> str:
-    """Such as `sent 1.2 MB in 40 files of 8 runs; 2 runs not finished`."""
+    """Formats a report: `sent 1.2 MB in 40 files of 8 runs; 2 runs not finished`."""
     if not report.found:
         return "no runs yet"
     text = "nothing new"

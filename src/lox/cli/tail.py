@@ -71,7 +71,7 @@ def run(arguments: Any) -> int:
             open_runs[name] = rows
     while arguments.follow and open_runs:
         time.sleep(arguments.interval)
-        if output_is_closed():  # there may be no further row to notice it by
+        if output_is_closed():  # without new rows, printing would not notice it
             raise BrokenPipeError
         for name, one in _new_runs(stores, found):
             found[name] = one

@@ -83,7 +83,7 @@ class Logger:
     patience = 120.0
     processes = FIRST  # for a subclass that does not call `__init__`
     # whether the rows of several processes can be kept in one run
-    _keeps_devices = False
+    _joins_processes = False
     # whether events of a program may have no order, so that rows may arrive after
     # `finish` or before `init`; and whether that is because of several devices
     _unordered = False
@@ -291,12 +291,12 @@ class Logger:
         kind, _, _ = state.logger.partition(" ")
         mine, _, _ = self._kind.partition(" ")
         # after a restart, a state whose logger no longer exists fits a new logger
-        is_others = kind != mine or state.logger in _alive
-        if state.logger not in ("", self._kind) and is_others:
+        belongs_to_other = kind != mine or state.logger in _alive
+        if state.logger not in ("", self._kind) and belongs_to_other:
             other = f"another {mine}" if kind == mine else f"{kind}, not to {mine}"
             raise LoxValueError(
-                f"this state belongs to {other}: each logger has its own states, which "
-                "its `init` returns."
+                f"this state belongs to {other}. Pass the state that `init` of this "
+                "logger returned."
             )
         return state
 
@@ -324,7 +324,7 @@ class Logger:
         # a subclass may not call `__init__`
         merged = {**getattr(self, "config", {}), **(config or {})}
         name = run_name(words)
-        if self.processes == ALL and not self._keeps_devices and host.process_index():
+        if self.processes == ALL and not self._joins_processes and host.process_index():
             name += f"-process-{host.process_index()}"
         return RunInfo(words, name, merged)
 

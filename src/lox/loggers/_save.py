@@ -71,7 +71,7 @@ class SaveLogger(Logger):
     """
 
     _accepts_typed_keys = True
-    _keeps_devices = True
+    _joins_processes = True
 
     def __init__(
         self,

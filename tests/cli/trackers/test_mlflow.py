@@ -128,7 +128,7 @@ KILLED = """
 """
 
 
-def test_killed_command_is_continued_without_loss_or_doubles():
+def test_killed_command_is_continued_without_losses_or_duplicates():
     save("runs", seeds=(1,))
     assert programs.run(KILLED).returncode == -9
     (run,) = runs("killed").values()

@@ -131,7 +131,7 @@ KILLED = """
 """
 
 
-def test_killed_command_is_continued_without_loss_or_doubles(capsys):
+def test_killed_command_is_continued_without_losses_or_duplicates(capsys):
     save("runs", seeds=(1,))
     to = ("--to", "trackio", "--project")
     assert programs.run(KILLED).returncode == -9

@@ -1,4 +1,4 @@
-"""Traces what a primitive of Equinox does."""
+"""Traces what an Equinox primitive does."""
 
 import sys
 import weakref

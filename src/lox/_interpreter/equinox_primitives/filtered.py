@@ -1,4 +1,4 @@
-"""The rule of all primitives of Equinox and lineax except `noinline`."""
+"""The rule of all Equinox and lineax primitives except `noinline`."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def _rule_for(eqn: Any) -> Any:
 def _jaxprs_of_filtered(eqn: Any) -> list[Any]:
     """What an equation does, and the functions that only its derivatives call.
 
-    A function that closes over no array is not traced before: it is a parameter as it
-    is, like the methods of a solver.
+    A function that closes over no array has not been traced: it is itself a parameter,
+    like the methods of a solver.
     """
     inside = list(jaxprs.jaxprs_of(eqn))
     if filtered_params(eqn.params) is None:

@@ -14,7 +14,7 @@ from lox._interpreter.walk import cached
 from lox._jax import batching, hijax, jaxprs, primitives
 
 from .backward_loops import predicates_of_backward_loop
-from .counters import keep_counters_in_sync
+from .counters import remember_counters_in_sync
 from .lane_primitives import merges_lanes
 from .masking import mask_events
 from .merged_values import merges_lanes_in, needs_masks
@@ -46,7 +46,7 @@ def batch_while(
 ) -> Any:
     """Wraps the batching rule of `while_loop`, whose own predicate may be merged."""
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    keep_counters_in_sync(params, args, [dim is None for dim in dims])
+    remember_counters_in_sync(params, args, [dim is None for dim in dims])
     merges = any(map(merges_lanes, jaxprs.open_jaxpr(cond).eqns))
     if merges:
         masked = bool(events_and_cotangents_in(params))
@@ -80,5 +80,5 @@ def events_with_merged_lanes(params: dict[str, Any]) -> tuple[Event, ...]:
 
 
 def may_log_with_merged_lanes(params: dict[str, Any]) -> bool:
-    """The same, and whether there are derivative rules inside, which may log."""
+    """Whether there are such events, or derivative rules inside, which may log."""
     return may_log(params) and merges_lanes_in(params)

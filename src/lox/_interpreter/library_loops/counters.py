@@ -58,8 +58,9 @@ def is_counter(jaxpr: Any, input: int, output: int) -> bool:
         output: the index of the carry among its outputs.
     """
     jaxpr = jaxprs.open_jaxpr(jaxpr)
-    if jaxpr.invars[input].aval.dtype.kind not in "iu":
-        return False
+    dtype = getattr(jaxpr.invars[input].aval, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
+        return False  # also PRNG keys, and types that are not arrays
     sources = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     return _counts(sources, jaxpr.invars[input], jaxpr.outvars[output])
 
@@ -123,10 +124,10 @@ def find_counters_in_sync(jaxpr: Any) -> None:
         if eqn.primitive is primitives.while_p:
             starts = [x.val if _is_literal(x) else None for x in eqn.invars]
             same = [start is not None for start in starts]
-            keep_counters_in_sync(eqn.params, starts, same)
+            remember_counters_in_sync(eqn.params, starts, same)
 
 
-def keep_counters_in_sync(
+def remember_counters_in_sync(
     params: dict[str, Any], starts: Sequence[Any], same: Sequence[bool]
 ) -> None:
     """Remembers which counters of a `while_loop` are the same in all running lanes.

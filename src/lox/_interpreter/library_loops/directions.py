@@ -22,7 +22,7 @@ ABOVE, BELOW, SAME = 1, -1, 2
 
 
 class Value(NamedTuple):
-    """What is known of a value.
+    """What is known about a value.
 
     Attributes:
         direction: `ABOVE` if it is merged and never below its per-lane value, `BELOW`
@@ -56,21 +56,21 @@ _CONSTANT = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "copy
 
 
 def values_in_sync(jaxpr: Any) -> dict[Any, Value]:
-    """What is known of the variables that are the same in all lanes that run."""
+    """What is known about the variables that are the same in all lanes that run."""
     counters = dict.fromkeys(counters_in_sync(jaxpr), Value(in_sync=("unvmap_max",)))
     merges = "unvmap_any", "unvmap_all"
     return counters | dict.fromkeys(first_iterations(jaxpr), Value(in_sync=merges))
 
 
 def value_of_atom(atom: Any, known: Callable[[Any], Value]) -> Value:
-    """What is known of a variable or a literal."""
+    """What is known about a variable or a literal."""
     if isinstance(atom, jaxprs.Literal):
         return Value(number=atom.val)
     return known(atom)
 
 
 def values_of_results(eqn: Any, inputs: Sequence[Value]) -> list[Value]:
-    """What is known of the results of an equation, given its inputs."""
+    """What is known about the results of an equation, given its inputs."""
     called = called_jaxpr(eqn)
     if called is not None:
         return _values_of_jaxpr(called.jaxpr, inputs)

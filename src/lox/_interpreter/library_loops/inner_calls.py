@@ -29,8 +29,8 @@ from .lane_primitives import (
     refuse_different_steps,
 )
 
-# Evaluates a closed jaxpr with these arguments, of which some have per-lane values, and
-# how they compare with these (see `directions`).
+# Evaluates a closed jaxpr, given its arguments, the per-lane values of some of them by
+# index, and how these arguments compare with their per-lane values (see `directions`).
 Evaluate = Callable[[Any, Sequence[Any], dict[int, Any], dict[int, int]], list[Any]]
 
 _CUSTOM_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", hijax.CUSTOM_VJP})
@@ -151,7 +151,7 @@ def _constants(eqn: Any) -> tuple[int, int]:
     return 0, 0
 
 
-class _Rules(AllEventsRewriter):
+class _BackwardRuleRefuser(AllEventsRewriter):
     """The handler of `_ValuePassing`: refuses the events of backward rules.
 
     They are in the backward pass of a loop with different starts, unless all lanes have
@@ -175,7 +175,7 @@ class _Rules(AllEventsRewriter):
         log_p.bind(first, *rest, event=event)
 
     def for_backward_rules(self, lines: frozenset[Line] = frozenset()) -> Handler:
-        return _Rules(self._lines | lines)
+        return _BackwardRuleRefuser(self._lines | lines)
 
 
 class _StepMasker(EventMasker):
@@ -183,10 +183,10 @@ class _StepMasker(EventMasker):
 
     def for_backward_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         del lines
-        return _BackwardRules()
+        return _MaskedBackwardRuleRefuser()
 
 
-class _BackwardRules(EventMasker):
+class _MaskedBackwardRuleRefuser(EventMasker):
     """Refuses the events of backward rules in loops with different starts."""
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
@@ -196,18 +196,18 @@ class _BackwardRules(EventMasker):
 
 
 class _ValuePassing(Walk):
-    """A traversal whose context is a list of per-lane values.
+    """A traversal whose context is a list of per-lane values of inputs.
 
     Args:
         eqn: the equation.
-        directions: those of the inputs of the traversed jaxpr that have these values.
+        directions: how the inputs that have such values compare with them, by index.
         evaluate: evaluates the jaxprs inside.
     """
 
     def __init__(
         self, eqn: Any, directions: dict[int, int], evaluate: Evaluate
     ) -> None:
-        super().__init__(_Rules())
+        super().__init__(_BackwardRuleRefuser())
         self._eqn = eqn
         self._directions = directions
         self._evaluate = evaluate

@@ -18,7 +18,7 @@ def merges_lanes(eqn: Any) -> bool:
     return eqn.primitive.name in _UNVMAPS
 
 
-# The same as the primitive `like`, which is one of the above.
+# Computes the same as the primitive `like`, which is one of the above.
 across_lanes_p: Any = primitives.Primitive("lox_across_lanes")
 across_lanes_p.def_impl(lambda x, *, like: like.impl(x))
 across_lanes_p.def_abstract_eval(lambda x, *, like: like.abstract_eval(x)[0])
@@ -55,8 +55,8 @@ def active_state(running: Any) -> State:
     return State(context=active_p.bind(running))
 
 
-# The first operand. The others must be the same in all lanes; `problem` is the error if
-# they are not.
+# Returns its first operand. The others must be the same in all lanes; `problem` is the
+# error if they are not.
 same_in_lanes_p: Any = primitives.Primitive("lox_same_in_lanes")
 same_in_lanes_p.def_impl(lambda x, *others, problem: x)
 same_in_lanes_p.def_abstract_eval(lambda x, *others, problem: x)
@@ -108,7 +108,7 @@ def refuse_lanes(x: Any, values: Sequence[Any], event: Event) -> Any:
         event: logged by the backward pass.
     """
     problem = (
-        f"{event.call.description}, is in the backward pass of a loop of Equinox that "
+        f"{event.call.description}, is in the backward pass of an Equinox loop that "
         "runs until its last lane of `jax.vmap` has ended, and it is not known which "
         "lanes have ended. Use `jax.lax.map` instead of `jax.vmap`, or log outside the "
         "loop."
@@ -143,9 +143,9 @@ def refuse_different_steps(x: Any, start: Any, event: Event) -> Any:
         event: logged by each step of the loop, even if the loop has ended.
     """
     problem = (
-        f"{event.call.description}, is logged by each step of a loop of Equinox "
+        f"{event.call.description}, is logged by each step of an Equinox loop "
         '(`kind="bounded"`) that may start earlier in a lane of `jax.vmap` because '
-        "another lane needs it. The lane then has other steps than alone. "
+        "another lane needs it. The lane then takes other steps than it would alone. "
         'Use `jax.lax.map` instead of `jax.vmap`, `kind="lax"` or '
         '`kind="checkpointed"` (`scan_kind` of the solvers of diffrax), or log in the '
         "body of the loop."

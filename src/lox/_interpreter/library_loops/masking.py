@@ -74,7 +74,7 @@ def mask_events(jaxpr: Any) -> Any:
     The jaxprs inside other equations are not processed: that happens when they are
     traversed or batched themselves.
     """
-    if "equinox" not in sys.modules:  # then there are none of its primitives
+    if "equinox" not in sys.modules:  # its primitives do not exist
         return jaxpr
     if merges_lanes_inside(jaxpr):
         find_counters_in_sync(jaxpr)
@@ -426,7 +426,7 @@ def _bind_loop(eqn: Any, args: Sequence[Any], per_lane: dict[int, Any]) -> list[
 def _keeps_ended_lanes(cond: Any) -> bool:
     """Whether a loop does not change the carry of a lane that has ended.
 
-    That is so for the loops of Equinox, whose conditions are recognized by a check.
+    That is so for Equinox loops, whose conditions are recognized by a check.
     Without it, the predicate of a lane may be true again.
     """
     return any(eqn.primitive.name == "nonbatchable" for eqn in cond.jaxpr.eqns)

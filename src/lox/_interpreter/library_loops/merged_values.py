@@ -43,7 +43,7 @@ def may_log_inside(eqn: Any) -> bool:
 def _calls_loops_with_rules(eqn: Any) -> bool:
     """Whether an equation calls a loop with derivative rules, which may log.
 
-    A loop of Equinox that supports reverse mode is a custom function, and its rule
+    An Equinox loop that supports reverse mode is a custom function, and its rule
     differentiates the body, with the custom functions there.
     """
     inside = list(jaxprs.jaxprs_of(eqn)) if passes_values(eqn) else []

@@ -55,14 +55,14 @@ def depends_on_reduced(eqn: Any, reduced: set[Any]) -> bool:
 
 def bind_refused(eqn: Any, args: list[Any]) -> list[Any]:
     """Binds an equation; its events are an error, unless they are removed."""
-    walk = Walk(_Refusing())
+    walk = Walk(_EventRefuser())
     if eqn.primitive is log_p:
         walk.handler.receive(eqn.params["event"], args, NO_STATE)
         return []
     return walk.rule_for(eqn)(walk, eqn, args, NO_STATE)[0]
 
 
-class _Refusing(AllEventsRewriter):
+class _EventRefuser(AllEventsRewriter):
     memo_key = "reduced lanes"
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:

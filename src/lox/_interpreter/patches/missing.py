@@ -19,7 +19,7 @@ def events_in(params: dict[str, Any]) -> tuple[Event, ...]:
 
 
 def events_and_cotangents_in(params: dict[str, Any]) -> tuple[Event, ...]:
-    """The same, with the events that reverse mode would add, by `log_grad`."""
+    """As `events_in`, with the events that reverse mode would add, by `log_grad`."""
     found = _jaxprs_in(params)
     later = (event for jaxpr in found for event in cotangents_of(jaxpr))
     return *events_in(params), *later

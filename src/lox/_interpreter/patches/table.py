@@ -1,4 +1,4 @@
-"""The table of patches: the rule of JAX, its wrapper, and what it prevents.
+"""The table of patches: each JAX rule, its wrapper, and what goes wrong without it.
 
 Patches of the same rule are installed in this order, so the last one is called first.
 """
@@ -213,10 +213,10 @@ patches.add(
             library_batching.batch_while
             if primitive is while_p
             else library_batching.batch_inner_jaxprs,
-            "under `vmap`, lanes continue to log after their loop of Equinox has ended",
+            "under `vmap`, lanes continue to log after their Equinox loop has ended",
             "log outside `eqxi.while_loop` and outside functions that use it",
             library_batching.events_with_merged_lanes,
-            " for loops of Equinox",
+            " for Equinox loops",
             library_batching.may_log_with_merged_lanes,
         )
         for primitive in (scan_p, cond_p, jit_p, checkpoint_p, hijax_p, while_p)
@@ -227,11 +227,11 @@ patches.add(
             kind,
             scan_p,
             library_derivatives.differentiate_scan,
-            "under `vmap`, lanes log cotangents of zero after their loop of Equinox "
+            "under `vmap`, lanes log cotangents of zero after their Equinox loop "
             "has ended",
             "use `log_grad` outside `eqxi.while_loop`",
             library_batching.events_with_merged_lanes,
-            " for loops of Equinox",
+            " for Equinox loops",
             library_derivatives.may_log_with_merged_lanes,
         )
         for kind in ("JVP", "linearization")

@@ -1,8 +1,8 @@
 """`vmap` of primitives whose inputs have no lanes.
 
-JAX batches most higher-order primitives even then, and their events get lanes. But it
-binds `custom_vmap` functions, and Equinox its filtered primitives, as they are, and so
-may the batching rules of high-level primitives.
+JAX batches most higher-order primitives even then, and their events get lanes. But JAX
+binds `custom_vmap` functions unchanged, Equinox binds its filtered primitives
+unchanged, and the batching rules of high-level primitives may do the same.
 """
 
 import functools

@@ -213,5 +213,5 @@ class _Timer:
         while not self._stopped.wait(pause):
             start = time.monotonic()
             self._call()
-            # with many keys and runs, drawing takes at most a tenth of the time
+            # drawing takes at most a tenth of the time, even with many keys and runs
             pause = max(self._every, 9 * (time.monotonic() - start))

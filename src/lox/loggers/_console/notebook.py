@@ -21,8 +21,8 @@ from .view import History, Progress, Row, View
 # An output has a few kilobytes per curve. Jupyter servers drop the outputs of a cell
 # that sends more than a megabyte per second.
 _MAX_CURVES, _MAX_FINAL_CURVES = 50, 300
-_MAX_RUNS = 12  # with one column per run
-_MAX_SEGMENTS = 60  # of a curve
+_MAX_RUNS = 12  # if there is one column per run
+_MAX_SEGMENTS = 60  # per curve
 
 
 def in_notebook() -> bool:

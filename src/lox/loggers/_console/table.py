@@ -12,7 +12,7 @@ from .view import Progress, Row, View
 
 _GAP = 2  # between columns
 _MIN_SPARKLINE, _MAX_SPARKLINE = 8, 24
-_RUN_WIDTH = 12  # of the column of a run, with one column per run
+_RUN_WIDTH = 12  # of a run's column, if there is one per run
 _FRAME_HEIGHT = 6  # lines that are not rows
 
 

@@ -120,7 +120,7 @@ class OpenRuns:
                 self.backend.raise_error()
 
     def _skip(self, words: Words, config: Mapping[str, Any]) -> None:
-        if not self.logger._keeps_devices:
+        if not self.logger._joins_processes:
             return
         with self._lock:
             self.logger._skip(self.logger._run_info(words, config))
@@ -158,7 +158,7 @@ class OpenRuns:
     def check(self, words: Words) -> None:
         """Raises if a run cannot be opened; called first for each of several runs."""
         self._check_new(words)
-        if self._process.logs() or self.logger._keeps_devices:
+        if self._process.logs() or self.logger._joins_processes:
             self.logger._check(self.logger._run_info(words))
 
     def _check_new(self, words: Words) -> None:

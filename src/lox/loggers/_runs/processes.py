@@ -48,4 +48,4 @@ class ProcessFilter:
         """Whether it logs the event that is being delivered."""
         if self.is_first or self._logger.processes == ALL:
             return True
-        return self._logger._keeps_devices and getattr(delivery, "per_device", False)
+        return self._logger._joins_processes and getattr(delivery, "per_device", False)

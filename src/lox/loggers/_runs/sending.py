@@ -54,7 +54,7 @@ def _send_from_host(runs: OpenRuns, payload: Any, sink: RunSink) -> None:
         # programs that are still running may have logged before
         host.wait_for_callbacks()
         runs.close_ending()
-    if isinstance(sink, CloseSink):  # closing may take long, and can be interrupted
+    if isinstance(sink, CloseSink):  # closing may be slow, and can be interrupted
         sink.handle(payload, late=in_callback)
     else:
         signals.uninterrupted(lambda: sink.handle(payload, late=in_callback))

@@ -155,7 +155,7 @@ class _WaitingRows:
             self._rows[name] += rows
 
     def __str__(self) -> str:
-        """Such as `3,120 rows of WandbLogger waiting on disk`; empty without any."""
+        """Formats them: `3,120 rows of WandbLogger waiting on disk`; empty if none."""
         with self._lock:
             counts = [(name, rows) for name, rows in self._rows.items() if rows > 0]
         return ", ".join(
