@@ -6,6 +6,7 @@ is JAX's control flow. What `Plain` logs is what must be logged.
 """
 
 import dataclasses
+import os
 import random
 from collections import defaultdict
 from functools import partial
@@ -18,6 +19,9 @@ from jax import lax
 
 import lox
 from lox._logs.access import key_of
+
+# How many random programs the tests compare; `make fuzz` compares thousands.
+PROGRAMS = int(os.environ.get("LOX_ORACLE_PROGRAMS", "16"))
 
 COTANGENTS = ("log_grad", "log_grad", "log", "update")
 STRAIGHT = (

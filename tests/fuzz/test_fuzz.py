@@ -1,7 +1,5 @@
 """Some random programs of each kind, and how a failing one is shrunk."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 # the other checks have separate tests
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 8)
+SEEDS = range(oracle.PROGRAMS // 8)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

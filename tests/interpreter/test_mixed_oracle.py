@@ -5,8 +5,6 @@ backward rule, and every second one has its loops observed. Forward events come 
 in program order; then those of the backward pass, in reverse.
 """
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +23,7 @@ pytestmark = [
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
 CAPACITY = 400  # more rows than any program logs per key
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 4)
+SEEDS = range(oracle.PROGRAMS // 4)
 
 
 class Program:

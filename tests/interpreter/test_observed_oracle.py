@@ -1,7 +1,6 @@
 """Observed loops of random programs log the values of loops in a plain Python run."""
 
 import itertools
-import os
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from tests import oracle
 
 X = 0.7
 LANES = (0.3, 0.7, 1.9)
-PROGRAMS = int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")) // 4
+PROGRAMS = oracle.PROGRAMS // 4
 LOOPS = ("scan", "reverse_scan", "fori", "fori_dynamic", "while")
 
 

@@ -153,4 +153,8 @@ def test_tracing_without_logs_makes_as_many_calls_as_without_lox(runs, start, mo
     assert calls > 100_000
     if jax.__version_info__[:3] == (0, 11, 2):  # whose `custom_root` is in Python
         most += 0.005
+    if any(
+        getattr(jax.config, flag, False) for flag in ("jax_remat3", "jax_custom_vjp3")
+    ):
+        most += 0.005  # high-level primitives have their rules in Python
     assert 0.99 * calls <= runs[start][1] <= most * calls

@@ -1,7 +1,5 @@
 """Streams of random programs return what NumPy computes from a plain Python run."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import lox
 from tests import oracle, streams_oracle
 from tests.interpreter.test_oracle import LANES, X
 
-SEEDS = range(int(os.environ.get("LOX_ORACLE_PROGRAMS", "24")))
+SEEDS = range(oracle.PROGRAMS)
 CAPACITY = 200  # more rows than any program logs per key
 
 

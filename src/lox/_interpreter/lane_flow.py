@@ -10,7 +10,7 @@ adds lanes.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lox._jax import batching_kinds, jaxprs, primitives
+from lox._jax import batching_kinds, hijax, jaxprs, primitives
 
 from .walk import cached
 
@@ -66,6 +66,9 @@ def _propagate_equation(eqn: Any, ins: list[int]) -> list[int]:
     rule = _RULES.get(eqn.primitive)
     if rule is not None:
         return rule(eqn.params, ins)
+    called = hijax.called_jaxpr(eqn)
+    if called is not None:
+        return _propagate(called, ins)
     out = _MAYBE
     kind = batching_kinds.batching_kind(eqn.primitive)
     if kind == "only with batched inputs":

@@ -8,7 +8,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad
 
-from . import debug_info, jaxprs
+from . import debug_info, hijax, jaxprs
 from .ad import instantiated
 from .custom_derivatives import (
     bwd_rule,
@@ -105,11 +105,8 @@ class _HighCustomVjpCall(CustomVjpCall):
         self._closed_over = (
             arguments[0].num_leaves if "with_logs" in self._params else 0
         )
-        traced = self._params["traced"].jaxpr
-        same = prim is jaxprs.innermost(prim) and len(traced.in_avals) == len(
-            eqn.invars
-        )
-        self.function = traced if same else jaxprs.expanded_hijax(eqn)
+        called = hijax.called_jaxpr(eqn)
+        self.function = jaxprs.expanded_hijax(eqn) if called is None else called
 
     def checked(self, args: Sequence[Any]) -> Sequence[Any]:
         if self._symbolic_zeros:

@@ -145,6 +145,22 @@ def checkpoint_jaxpr(eqn: JaxprEqn) -> Any:
     return eqn.params["jaxpr"] if prim is None else prim.params["jaxpr"]
 
 
+def called_jaxpr(eqn: JaxprEqn) -> Any:
+    """The jaxpr that a checkpoint or a `custom_vjp` function evaluates, if it is known.
+
+    None for other high-level primitives, and for batched ones.
+    """
+    prim = jaxprs.hijax(eqn)
+    if prim is None or prim is not jaxprs.innermost(prim):
+        return None
+    if is_checkpoint(prim):
+        return prim.params["jaxpr"]
+    if not is_custom_vjp(prim):
+        return None
+    called = prim.params["traced"].jaxpr
+    return called if len(called.in_avals) == len(eqn.invars) else None
+
+
 def checkpoint_params(eqn: JaxprEqn, jaxpr: Any, inputs: int) -> dict[str, Any]:
     """Parameters of a checkpoint with another jaxpr, and more inputs in front."""
     prim = jaxprs.hijax(eqn)

@@ -357,6 +357,8 @@ def index_axis(array: Any, index: Any, axis: int) -> Any:
     indices = (slice(None),) * axis + (index,)
     if not is_jax_array(array):
         return array[indices]
+    if _is_on_one_device(array) and _is_on_cpu(array):
+        return _to_device_of(array, np.array(to_numpy(array)[indices]))
     try:
         return array[indices]
     except imported_jax().errors.JaxRuntimeError:
@@ -394,8 +396,7 @@ def _concatenate(name: str, arrays: list[Any], axis: int) -> Any:
     if all(map(_is_on_one_device, arrays)):
         # with NumPy, because JAX would compile per length
         joined = np.concatenate([to_numpy(array) for array in arrays], axis=axis)
-        where = on_device.sharding if on_device.committed else None
-        return imported_jax().device_put(joined, where)
+        return _to_device_of(on_device, joined)
     return namespace(on_device).concatenate(arrays, axis=axis)
 
 
@@ -407,6 +408,17 @@ def _is_on_one_device(array: Any) -> bool:
         and not array.weak_type
         and len(array.devices()) == 1
     )
+
+
+def _is_on_cpu(array: Any) -> bool:
+    """Whether NumPy reads an array in place; JAX would compile a program."""
+    (device,) = array.devices()
+    return bool(device.platform == "cpu")
+
+
+def _to_device_of(like: Any, array: Any) -> Any:
+    where = like.sharding if like.committed else None
+    return imported_jax().device_put(array, where)
 
 
 def equal(first: Any, second: Any) -> bool:
@@ -422,4 +434,8 @@ def equal(first: Any, second: Any) -> bool:
 def _array_equal(first: Any, second: Any) -> Any:
     if np.shape(first) != np.shape(second):
         return False
+    arrays = first, second
+    if all(map(_is_on_one_device, arrays)) and first.dtype == second.dtype:
+        # with NumPy, because JAX would compile per shape
+        first, second = map(to_numpy, arrays)
     return namespace(first).all(first == second)
