@@ -29,7 +29,7 @@ def programs(results: list[dict[str, Any]]) -> Iterator[str]:
     for one in results:
         flags = ", ".join(one["flags"]) or "none"
         groups.setdefault((one["jax"], flags), []).append(one)
-    for (jax, flags), group in sorted(groups.items()):
+    for (jax, flags), group in sorted(groups.items(), key=by_version):
         dates = sorted({one["date"] for one in group})
         count, compiled, failed = (
             sum(one[name] for one in group) for name in ("count", "compiled", "failed")
@@ -38,6 +38,11 @@ def programs(results: list[dict[str, Any]]) -> Iterator[str]:
             f"| {jax} | {flags} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} "
             f"| {seeds(group)} | {count:,} | {compiled:,} | {failed} |"
         )
+
+
+def by_version(item: tuple[tuple[str, str], Any]) -> tuple[list[int], str]:
+    (jax, flags), _ = item
+    return [int(part) for part in jax.split(".")], flags
 
 
 def seeds(group: list[dict[str, Any]]) -> str:

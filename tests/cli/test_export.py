@@ -10,6 +10,7 @@ import struct
 import sys
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -231,7 +232,7 @@ def test_import_of_wandb_offline_run(capsys, tmp_path):
     captured = capsys.readouterr()
     (found,) = json.loads(captured.out)["runs"]
     assert found["name"] == "trial one-gtxoi58m" and found["keys"] == 4
-    assert "5 values" in captured.err  # text, and a histogram
+    assert "3 values" in captured.err  # text, and a histogram
     (run,) = lox.runs(tmp_path)
     assert run.config == {"lr": 0.2, "net": {"width": 64}, "tags": ["a", "b"]}
     assert run.status == "finished" and 1 < run.duration < 100
@@ -392,3 +393,105 @@ def test_tensorboard_export_has_a_curve_per_lane_and_process(capsys, tmp_path):
         first = 10 * p + 100 * lane
         expected[f"x/process_{p}/lane_{lane}"] = [first, first + 1]
     assert {name: value.tolist() for name, value in logs.items()} == expected
+
+
+# --- columns of several dtypes, and names ------------------------------------------
+
+
+def export_runs(tmp_path, *values):
+    """Saves a run per value of the key `k`; the arguments that export them."""
+    for i, value in enumerate(values):
+        lox.save({"k": value}, tmp_path / "store" / f"run-{i}")
+    return "export", tmp_path / "store", "--to", "parquet", "-o", tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    "values, dtype",
+    [
+        ((np.int64(2), np.float32(0.5)), "double"),
+        ((np.int64(2**53 + 1), np.bool_(True)), "int64"),
+        ((np.int64(2**62 + 1), np.uint64(7)), "int64"),
+        ((np.int64(7), np.uint64(2**64 - 1)), "uint64"),
+        ((np.bool_(True), ml_dtypes.bfloat16(0.5)), "double"),
+        ((np.bool_(True), ml_dtypes.int4(3)), "int64"),
+        ((ml_dtypes.float8_e5m2(0.5), ml_dtypes.bfloat16(float("inf"))), "double"),
+        ((np.float16(0.5), np.float32(0.1)), "float"),
+        ((1j, 2j), "string"),
+    ],
+    ids=str,
+)
+def test_export_parquet_of_several_dtypes_is_exact(capsys, tmp_path, values, dtype):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    output(capsys, *export_runs(tmp_path, *values))
+    column = parquet.read_table(tmp_path / "x").column("k")
+    assert str(column.type) == dtype
+    if dtype != "string":
+        expected = [x.item() if x.dtype.isbuiltin == 1 else float(x) for x in values]
+        assert column.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    "values, why",
+    [
+        ((np.int64(2**53 + 1), 0.5), "integers that a float64 rounds"),
+        ((np.int64(-1), np.uint64(2**64 - 1)), "integers of no common dtype"),
+        ((1.0, np.arange(3)), "scalars and arrays"),
+        ((1.0, 1j), "real and complex numbers"),
+        ((np.ones(2), np.full(2, 1j)), "real and complex numbers"),
+        ((np.ones(2), np.ones((2, 2))), "cannot mix list and non-list"),
+        ((np.array([2**53 + 1]), np.array([0.5])), "9007199254740993"),
+    ],
+    ids=str,
+)
+def test_export_parquet_refuses_what_one_column_cannot_hold(
+    capsys, tmp_path, values, why
+):
+    pytest.importorskip("pyarrow")
+    message = error(capsys, *export_runs(tmp_path, *values))
+    assert "'k' cannot be one column of a Parquet file" in message and why in message
+    assert "Export the runs separately" in message and "csv or jsonl" in message
+    assert not (tmp_path / "x").exists()
+
+
+def test_export_parquet_of_narrow_and_masked_arrays_keeps_nan(capsys, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    narrow = np.array([0.5, np.inf], ml_dtypes.bfloat16)
+    lox.save({"narrow": narrow}, tmp_path / "store" / "a")
+
+    def program(x):
+        lox.log({"lanes": jax.numpy.log(x)}, when=x != 1)
+
+    logs = lox.spool(jax.vmap(program))(jax.numpy.arange(3.0))[1]
+    lox.save(logs, tmp_path / "store" / "b")
+    path = tmp_path / "x"
+    output(capsys, "export", tmp_path / "store", "--to", "parquet", "-o", path)
+    table = parquet.read_table(path)
+    assert table.column("narrow").to_pylist() == [[0.5, np.inf], None]
+    (lanes,) = filter(None, table.column("lanes").to_pylist())
+    assert lanes == [-np.inf, None, 0.6931472]
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet"])
+def test_export_escapes_names_that_are_not_valid_unicode(capsys, tmp_path, to):
+    logs = {"a\ud800": 1.0, "a\\ud800": 2.0}
+    lox.save(logs, tmp_path / "store" / "run")
+    output(capsys, "export", tmp_path / "store", "--to", to, "-o", tmp_path / "x")
+    if to == "csv":
+        (row,) = csv.DictReader((tmp_path / "x").read_text().splitlines())
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        (row,) = parquet.read_table(tmp_path / "x").to_pylist()
+    assert list(row) == ["run", "a\\ud800", "a\\ud800.2"]
+    assert [float(x) for x in list(row.values())[1:]] == [1, 2]
+
+
+def test_export_to_a_dash_writes_to_stdout(capsys, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for to in "csv", "jsonl":
+        output(capsys, "export", store, "--to", to, "-o", "x", "--force")
+        text = output(capsys, "export", store, "--to", to, "-o", "-")
+        assert text == (tmp_path / "x").read_text()
+    for to in "parquet", "tensorboard":
+        message = error(capsys, "export", store, "--to", to, "-o", "-")
+        assert "`-o -` is stdout, which is only for csv and jsonl" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -125,6 +125,25 @@ def test_ls_in_narrow_terminal_says_what_is_not_shown(capsys, store, monkeypatch
     assert len(output(capsys, "ls", store).splitlines()) == 5
 
 
+def test_ls_of_many_keys_names_some_of_those_not_shown(capsys, tmp_path, monkeypatch):
+    save_run(tmp_path, 0, keys=[f"key-{i:04d}" for i in range(1000)])
+    monkeypatch.setenv("COLUMNS", "80")
+    head, _, note = output(capsys, "ls", tmp_path).splitlines()
+    assert note.startswith("not shown: ") and len(note) < 200
+    named, _, rest = note.removeprefix("not shown: ").partition(" and ")
+    left = int(rest.removesuffix(" more"))
+    assert len(head.split()) + len(named.split(", ")) + left == 1005
+
+
+def test_ls_sorts_by_integers_of_any_size(capsys, tmp_path):
+    for seed, n in enumerate((10**400, 0.5, 2**53 + 1, 2**53, -(10**400))):
+        save_run(tmp_path, seed, {"n": n})
+    _, *lines = output(capsys, "ls", tmp_path, "--sort", "n").splitlines()
+    order = [name(i) for i in (4, 1, 3, 2, 0)]
+    # a narrow terminal has a line about columns that are not shown
+    assert [line.split()[0] for line in lines[:5]] == order
+
+
 def test_names_cannot_control_the_terminal(capsys, tmp_path):
     config = {"\x1b[31mred\n": "\x1b]0;title\x07"}
     save_run(tmp_path, 0, config, keys=("\x1b[2Jloss",))

@@ -58,6 +58,23 @@ def test_plot_by_config_and_band(capsys, store):
     assert [panel["key"] for panel in two] == ["loss", "acc"]
 
 
+def test_plot_labels_distinguish_values_that_read_the_same(capsys, tmp_path):
+    for seed, a in enumerate([1, 1, 1, "1"]):
+        save_run(tmp_path, seed, {"a": a})
+    (panel,) = panels(capsys, tmp_path, "-k", "loss")
+    found = {group["label"]: max(group["n"]) for group in panel["groups"]}
+    assert found == {"a=1": 3, "a='1'": 1}
+
+
+def test_plot_keeps_points_beside_a_nan_step(capsys, tmp_path):
+    for seed in range(2):
+        save_run(tmp_path, seed, rows=3, steps=[0.0, 1.0, np.nan])
+    (panel,) = panels(capsys, tmp_path, "-k", "loss")
+    assert panel["groups"][0]["x"] == [0.0, 1.0, "NaN"]
+    assert panel["groups"][0]["n"] == [2, 2, 2]
+    assert "mean, 95 % CI (n = 2)" in output(capsys, "plot", tmp_path, "-k", "loss")
+
+
 def test_plot_of_runs_with_different_lengths_says_how_many_there_are(capsys, tmp_path):
     save_run(tmp_path, 0, rows=2)
     save_run(tmp_path, 1, rows=4)

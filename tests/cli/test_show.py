@@ -122,3 +122,16 @@ def test_diff_shows_statuses_that_differ(capsys, tmp_path):
     assert result["status"] == {"a": "finished", "b": "running", "equal": False}
     assert "running" in output(capsys, "diff", tmp_path, "*0", "*1")
     logger.finish(state)
+
+
+def test_diff_with_precision_compares_integers_of_any_size(capsys, tmp_path):
+    for seed, n in enumerate((10**400, 10**400 + 1, 2 * 10**400, 1.0)):
+        save_run(tmp_path, seed, {"n": n})
+
+    def is_equal(a, b):
+        options = "--precision", "3", "--json"
+        result = output(capsys, "diff", tmp_path, name(a), name(b), *options)
+        return json.loads(result)["config"]["n"]["equal"]
+
+    assert is_equal(0, 1)
+    assert not is_equal(0, 2) and not is_equal(0, 3)

@@ -204,6 +204,75 @@ def test_config_stores_functions_by_name():
     assert logger.config["kind"] == "builtins.float"
 
 
+_CONFIG_OF_OBJECTS = """
+import argparse, functools, json, pathlib, types
+import jax, numpy as np
+from lox.loggers._runs.config import plain_config
+
+class Thing:
+    def __call__(self): ...
+
+print(json.dumps(plain_config({
+    "partial": functools.partial(jax.nn.leaky_relu, negative_slope=.1),
+    "nested": functools.partial(map, functools.partial(jax.nn.relu), "x", [Thing]),
+    "tree": jax.tree_util.Partial(jax.numpy.add, 1),
+    "namespace": types.SimpleNamespace(f=jax.nn.relu),
+    "arguments": argparse.Namespace(lr=.1),
+    "object": object(),
+    "callable": Thing(),
+    "method": "x".upper,
+    "array": np.array([jax.nn.relu, 1], dtype=object),
+    "set": {"aa", "bb", "cc", "dd"},
+    "frozenset": frozenset({3, 1, "b", "a", (2, "x")}),
+    jax.nn.relu: 1,
+    (1, 2): 2,
+    pathlib.PurePosixPath("a"): 3,
+})))
+"""
+
+
+def test_config_is_the_same_in_every_process():
+    texts = {
+        programs.run(
+            _CONFIG_OF_OBJECTS, fresh=True, env={"PYTHONHASHSEED": str(seed)}
+        ).stdout
+        for seed in range(2)
+    }
+    (text,) = texts
+    nn = jax.nn.relu.__module__
+    assert json.loads(text) == {
+        "partial": f"functools.partial({nn}.leaky_relu, negative_slope=0.1)",
+        "nested": "functools.partial(builtins.map, "
+        f"functools.partial({nn}.relu), 'x', ['__main__.Thing'])",
+        "tree": "functools.partial(jax.numpy.add, 1)",
+        "namespace": {"f": f"{nn}.relu"},
+        "arguments": {"lr": 0.1},
+        "object": "<object object>",
+        "callable": "<__main__.Thing object>",
+        "method": "str.upper",
+        "array": [f"{nn}.relu", 1],
+        "set": ["aa", "bb", "cc", "dd"],
+        "frozenset": ["a", "b", 1, 3, [2, "x"]],
+        f"{nn}.relu": 1,
+        "(1, 2)": 2,
+        "a": 3,
+    }
+
+
+def test_config_that_contains_itself_is_cut_off():
+    config = {"lr": 0.1, "both": [[1]] * 2}
+    config["self"] = config
+    config["list"] = [config["both"], config]
+    config["partial"] = jax.tree_util.Partial(max, config)
+    assert lox.loggers.SaveLogger("store", config).config == {
+        "lr": 0.1,
+        "both": [[1], [1]],
+        "self": "...",
+        "list": [[[1], [1]], "..."],
+        "partial": "functools.partial(builtins.max, ...)",
+    }
+
+
 @pytest.mark.parametrize("name", LOGGERS)
 def test_path_that_is_a_file_raises_immediately(name, tmp_path):
     (tmp_path / "file").write_text("")

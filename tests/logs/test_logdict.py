@@ -750,3 +750,21 @@ def test_structure_is_that_of_the_changed_logs(change, fun):
 def test_steps_that_are_not_dicts_are_refused(steps):
     with pytest.raises(lox.LoxTypeError, match="of a `logdict` (are|is) a dict"):
         lox.logdict({"x": 1.0}, steps)
+
+
+def test_assigned_rows_of_another_length_have_no_steps():
+    def f(x):
+        def body(c, i):
+            lox.log({"c": c, "other": c}, step=i)
+            return c + 1, None
+
+        return lax.scan(body, x, jnp.arange(3))[0]
+
+    logs = lox.spool(f)(0)[1]
+    logs["c"] = logs["c"] * 2  # the same rows with other values
+    assert logs.step["c"].tolist() == [0, 1, 2]
+    logs["c"] = jnp.arange(5)
+    assert "c" not in logs.step and "other" in logs.step
+    assert [row["c"].item() for row in logs.filter("c").rows()] == [0, 1, 2, 3, 4]
+    assert (logs + logs)["c"].shape == (10,) and logs.reduce("last")["c"] == 4
+    assert logs.slice[1:3]["c"].tolist() == [1, 2]

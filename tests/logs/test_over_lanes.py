@@ -188,6 +188,27 @@ def test_lanes_that_lack_different_rows_of_a_step_share_a_point():
     assert found.step["x/mean"].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("band", ["ci", "range", None])
+def test_lanes_with_the_same_nan_step_share_a_point(band):
+    logs = lanes_of([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]], [[0.0, 1.0, np.nan]] * 2)
+    found = logs.over_lanes("mean")
+    assert found["x/mean"].tolist() == [1.5, 3.0, 4.5]
+    np.testing.assert_array_equal(found.step["x/mean"], [0.0, 1.0, np.nan])
+    (panel,) = logs.plot("x", band=band).axes
+    assert panel.get_xlabel() == "step"
+
+
+def test_nan_steps_of_different_rows_are_the_last_points():
+    nan = np.nan
+    values = [[1.0, 2.0, np.inf, 4.0], [2.0, 3.0, 4.0, 5.0]]
+    logs = lanes_of(values, [[0.0, nan, 2.0, nan], [nan, 0.0, 1.0, 2.0]])
+    with pytest.warns(lox.LoxWarning, match=r"in 1 of 2 lanes, from step 2\.0"):
+        found = logs.over_lanes("mean", "count")
+    np.testing.assert_array_equal(found.step["x/mean"], [0.0, 1.0, 2.0, nan, nan])
+    assert found["x/mean"].tolist() == [2.0, 4.0, 5.0, 2.0, 4.0]
+    assert found["x/count"].tolist() == [2, 1, 1, 2, 1]
+
+
 def test_lanes_without_steps_are_aligned_by_position():
     values = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     mask = [[True, False, True], [True, True, True]]

@@ -82,6 +82,33 @@ def test_groups_are_in_the_order_of_their_values():
     assert labels[-1] == f"x={MISSING}"
 
 
+def test_groups_of_page_are_those_of_group_by(tmp_path):
+    values = [1, "1", 1.0, True, None, "null", [1, 2], "[1, 2]", [{"a": 1}], "\u2013"]
+    values += [float("nan"), float("nan"), "nan", [float("nan")], [float("nan")]]
+    for i, value in enumerate(values):
+        write_run(tmp_path, f"{i:02}", logs([0], loss=[1.0]), {"x": value})
+    write_run(tmp_path, "without", logs([0], loss=[1.0]), {"y": 1})
+    source = StoreSource(tmp_path)
+    groups = group_runs({i: run.config for i, run in source.runs.items()}, ["x"])
+    names = [sorted(source.runs[i].run.name for i in group.runs) for group in groups]
+    expected = lox.runs(tmp_path).group_by("x").values()
+    assert sorted(names) == sorted([run.name for run in runs] for runs in expected)
+    assert len({group.label for group in groups}) == len(groups)
+    labels = {group.label: len(group.runs) for group in groups}
+    assert labels["x=1"] == 3 and labels['x="1"'] == 1
+    assert labels["x=\u2013"] == 2 and labels['x=[{"a": 1}]'] == 1
+
+
+def test_chart_joins_equal_integers_and_floats(tmp_path):
+    for i, lr in enumerate([1, 1.0, 2]):
+        write_run(tmp_path, f"{i}", logs([0], loss=[1.0]), {"lr": lr, "seed": i})
+    data = chart(StoreSource(tmp_path), Request("loss"))
+    assert [(g["label"], len(g["lanes"])) for g in data["groups"]] == [
+        ("lr=1", 2),
+        ("lr=2", 1),
+    ]
+
+
 # --- statistics ----------------------------------------------------------------
 
 

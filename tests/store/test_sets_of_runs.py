@@ -179,6 +179,24 @@ def test_where_prefers_configs_to_attributes_and_skips_runs_without(tmp_path):
     assert list(runs.group_by("layers")) == [None, (1, 2)]
 
 
+def test_where_finds_nan(tmp_path):
+    nan = float("nan")
+    for seed, a in enumerate([nan, 1.0, [1, nan], nan]):
+        save(tmp_path, seed, 1, {"a": a})
+    runs = lox.runs(tmp_path)
+    assert runs.where(a=nan) == runs.where(a=np.float32("nan")) == [runs[0], runs[3]]
+    assert runs.where(a=[1, np.nan]) == [runs[2]]
+    assert [len(group) for group in runs.group_by("a").values()] == [2, 1, 1]
+
+
+def test_where_of_unknown_name_lists_each_name_once(tmp_path):
+    save(tmp_path, 0, 1, {"name": "a", "rows": 1})
+    with pytest.raises(lox.LoxKeyError, match="'zzz'") as error:
+        lox.runs(tmp_path).where(zzz=1)
+    names = "'name', 'rows', 'status', 'error', 'started', 'duration'"
+    assert f"available: {names}." in str(error.value)
+
+
 def test_group_by_maps_values_to_runs(sweep):
     groups = sweep.group_by("lr")
     assert {lr: len(runs) for lr, runs in groups.items()} == {0.1: 3, 0.3: 3}
@@ -230,6 +248,36 @@ def test_to_pandas_keeps_integers_of_several_dtypes(tmp_path, large):
     lox.save({"y": 0}, tmp_path, key=2)
     found = lox.runs(tmp_path).to_pandas()["last/x"]
     assert found.tolist()[:2] == [large, -3] and found.isna().tolist()[2]
+
+
+@pytest.mark.parametrize(
+    "large, other",
+    [
+        (2**53 + 1, 0.5),
+        (2**53 + 1, np.float32(0.5)),
+        (2**53 + 1, np.uint64(2**63 + 1)),
+        (2**24 + 1, np.complex64(1j)),
+    ],
+)
+def test_to_pandas_keeps_large_integers_beside_other_numbers(tmp_path, large, other):
+    lox.save({"x": np.int64(-large)}, tmp_path, key=0)
+    lox.save({"x": other}, tmp_path, key=1)
+    lox.save({"y": 0}, tmp_path, key=2)
+    for runs in (lox.runs(tmp_path)[:2], lox.runs(tmp_path)):
+        found = runs.to_pandas()["last/x"]
+        assert int(found[0].real) == -large and found[1] == other
+        assert found.isna().tolist() == [False, False, True][: len(runs)]
+
+
+@pytest.mark.parametrize("other", [0.5, None])
+def test_to_pandas_keeps_large_integers_of_configs(tmp_path, other):
+    for seed, value in enumerate([2**53 + 1, other, 3]):
+        save(tmp_path, seed, 1, {"large": value, "small": value if seed else 1})
+    save(tmp_path, 3, 1, {})
+    frame = lox.runs(tmp_path).to_pandas()
+    assert int(frame["config/large"][0]) == 2**53 + 1
+    assert frame["config/large"].isna().tolist() == [False, other is None, False, True]
+    assert frame["config/small"].dtype == np.float64
 
 
 def test_repr_is_a_table_of_what_differs(sweep):
@@ -317,6 +365,32 @@ def test_plot_by_config_draws_mean_band_and_number_of_runs(sweep):
     np.testing.assert_allclose(drawn.get_ydata(), expected["loss/mean"])
     assert np.isfinite(solid.get_ydata()).sum() == (expected["loss/count"] == 3).sum()
     assert drawn.get_xdata().tolist() == expected.step["loss/mean"].tolist()
+
+
+@pytest.mark.parametrize("value", [1, None, True, (1, 2)])
+def test_plot_labels_distinguish_values_that_read_the_same(tmp_path, value):
+    for seed in range(4):
+        a = value if seed else str(value)
+        save(tmp_path, seed, 2, {"a": a, "b": "x"})
+    runs = lox.runs(tmp_path)
+    (panel,) = runs.plot(by="a", band="std").axes
+    assert [line.get_label() for line in panel.lines if "n =" in line.get_label()] == [
+        f"a={str(value)!r}: one lane (n = 1)",
+        f"a={value}: mean ± std (n = 3)",
+    ]
+    assert runs.group_by("b", "a").labels() == [
+        f"b=x, a={str(value)!r}",
+        f"b=x, a={value}",
+    ]
+
+
+def test_labels_of_groups_distinguish_values_that_contain_names(tmp_path):
+    save(tmp_path, 0, 1, {"a": "1, b=2", "b": "3"})
+    save(tmp_path, 1, 1, {"a": "1", "b": "2, b=3"})
+    assert lox.runs(tmp_path).group_by("a", "b").labels() == [
+        "a='1, b=2', b='3'",
+        "a='1', b='2, b=3'",
+    ]
 
 
 def test_plot_without_band_draws_a_line_per_run(sweep):

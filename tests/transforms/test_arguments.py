@@ -1,5 +1,6 @@
 """Arguments of transformed functions, and how they are cached."""
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -150,6 +151,30 @@ def test_decorated_method_sees_changed_attributes():
     assert trainer.spooled(1.0) == (2.0, {"lr": 2.0})
     trainer.lr = 5.0
     assert trainer.spooled(1.0) == (5.0, {"lr": 5.0})
+
+
+class WithSlots:
+    __slots__ = ("queue", "scale", "tags")
+
+    def __init__(self):
+        self.scale = 1
+        self.tags = set()
+        self.queue = collections.deque([1])
+
+    @lox.spool
+    def step(self, x):
+        return x * self.scale + len(self.tags) + sum(self.queue)
+
+
+def test_slots_sets_and_deques_that_changed_are_traced_again():
+    one = WithSlots()
+    assert one.step(1.0)[0] == 2
+    one.scale = 2
+    assert one.step(1.0)[0] == 3
+    one.tags.add("a")
+    assert one.step(1.0)[0] == 4
+    one.queue.append(10)
+    assert one.step(1.0)[0] == 14
 
 
 def test_object_argument_that_changed_is_traced_again():

@@ -1,6 +1,7 @@
 """Transformed functions are traced and compiled once."""
 
 import copy
+import dataclasses
 import functools
 import gc
 import weakref
@@ -174,3 +175,62 @@ def test_method_and_copy_of_a_transformed_function_keep_the_function(transform):
     copied = copy.copy(transform(lambda x: x + 1.0))
     gc.collect()
     assert jax.tree.leaves(copied(1.0))[0] == 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualCallback:
+    """All of these are equal, but each keeps its own rows."""
+
+    rows: list = dataclasses.field(default_factory=list, compare=False)
+
+    def __call__(self, logs):
+        self.rows.append(float(logs["x"]))
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap], ids=["jit", "vmap"])
+def test_equal_callbacks_of_tap_get_their_own_events(around):
+    def f(x):
+        lox.log({"x": x})
+        return x + 1
+
+    first, second, third = EqualCallback(), EqualCallback(), EqualCallback()
+    x = jnp.zeros(1) if around is jax.vmap else 0.0
+    around(lambda x: lox.tap(f, second)(lox.tap(f, first)(x)))(x)
+    around(lox.tap(f, third))(x + 5)
+    jax.effects_barrier()
+    assert (first.rows, second.rows, third.rows) == ([0.0], [1.0], [5.0])
+
+
+def test_bound_method_as_callback_is_compiled_once():
+    traced = []
+
+    class Rows:
+        def add(self, logs):
+            pass
+
+    def f(x):
+        traced.append(x)
+        lox.log({"x": x})
+        return x
+
+    rows = Rows()
+    for _ in range(3):
+        jax.vmap(lox.tap(f, rows.add))(jnp.arange(2.0))
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("values", [(2, 2.0), (1, True), (0.0, -0.0)], ids=str)
+def test_static_arguments_of_different_types_are_told_apart(values):
+    def power(x, k, name):
+        assert name == "n"
+        lox.log({"k": repr(k) == repr(values[0])})
+        return x * k
+
+    spooled = lox.spool(power, static_argnums=1)
+    first, second = (spooled(jnp.arange(3), k, "n") for k in values)
+    assert bool(first[1]["k"]) and not bool(second[1]["k"])
+    for (result, _), k in zip((first, second), values, strict=True):
+        assert (
+            result.dtype
+            == jax.jit(power, static_argnums=(1, 2))(jnp.arange(3), k, "n").dtype
+        )

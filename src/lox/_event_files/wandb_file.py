@@ -5,6 +5,7 @@ split into several parts. Each part has a checksum, its length and its kind. A r
 a protocol buffer.
 """
 
+import io
 import json
 import struct
 import zlib
@@ -18,6 +19,7 @@ from .protobuf import UNEXPECTED, grouped, to_float, to_signed, to_text
 
 _HEADER = b":W&B"
 _BLOCK, _PART_HEADER = 32768, 7
+_TYPE = "_type"  # in the dicts that describe media
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
@@ -58,9 +60,7 @@ class WandbRun:
         self.started: float | None = None
         self.ended: float | None = None
         self.exit_code: int | None = None
-        with open_regular(path) as file:
-            if not file.peek(len(_HEADER)).startswith(_HEADER):
-                raise WandbFileError(f"{path} is not a file of an offline run of W&B.")
+        with _open(path) as file:
             try:
                 for record in _records(file):
                     self._add(grouped(record))
@@ -106,10 +106,22 @@ class WandbRun:
             inner[path[-1]] = value
 
     def _add_history(self, history: dict[int, Any]) -> None:
+        items = [
+            (_path_of(fields), _value_of(fields))
+            for fields in map(grouped, history.get(1, ()))
+        ]
         values: dict[str, Any] = {}
-        for item in history.get(1, ()):
-            fields = grouped(item)
-            _flatten("/".join(_path_of(fields)), _value_of(fields), values)
+        media = {
+            tuple(path[:-1]) for path, _ in items if path[1:] and path[-1] == _TYPE
+        }
+        for path, value in items:
+            outer = (tuple(path[:i]) for i in range(1, len(path)))
+            # such as an image, which is one value
+            inside = next((part for part in outer if part in media), None)
+            if inside is not None:
+                values["/".join(inside)] = None
+            else:
+                _flatten("/".join(path), value, values)
         step = values.pop("_step", None)
         for message in history.get(2, ()):
             step = to_signed(grouped(message).get(1, [0])[0])
@@ -122,6 +134,33 @@ class WandbRun:
                 self.numbers.append(Number(name, int(step or 0), value))
             else:
                 self.skipped += 1
+
+
+def run_identity(path: str) -> tuple[str, str, str] | None:
+    """The entity, the project and the identifier of the run of a `.wandb` file.
+
+    Reads only the beginning of the file. None if the file is damaged; raises if it is
+    not a `.wandb` file.
+    """
+    with _open(path) as file:
+        try:
+            for record in _records(file):
+                for run in map(grouped, grouped(record).get(17, ())):
+                    entity, project, run_id = (
+                        to_text(run.get(field, [b""])[0]) for field in (2, 3, 1)
+                    )
+                    return entity, project, run_id
+        except UNEXPECTED:
+            pass
+    return None
+
+
+def _open(path: str) -> io.BufferedReader:
+    file = open_regular(path)
+    if not file.peek(len(_HEADER)).startswith(_HEADER):
+        file.close()
+        raise WandbFileError(f"{path} is not a file of an offline run of W&B.")
+    return file
 
 
 def _path_of(fields: dict[int, Any]) -> list[str]:
@@ -150,7 +189,7 @@ def _value_of(fields: dict[int, Any]) -> Any:
 
 def _flatten(name: str, value: Any, into: dict[str, Any]) -> None:
     """Adds the values of nested dicts; media, such as images, are one value."""
-    if isinstance(value, dict) and "_type" not in value:
+    if isinstance(value, dict) and _TYPE not in value:
         for key, inner in value.items():
             _flatten(f"{name}/{key}", inner, into)
     else:

@@ -10,6 +10,7 @@ are no such objects.
 import contextlib
 import dataclasses
 import functools
+import operator
 import sys
 import threading
 import types
@@ -19,9 +20,13 @@ from typing import Any
 
 import jax
 
+from lox._jax import tracing
+
+from .captured import Captured, defaults_of, global_names, is_searched, items_of
+
 _TAG = "lox"  # the name of lox's update contexts, which nest like its calls
 _NODES = "__lox_nnx_nodes__"  # an argument that `StatefulCall` adds
-_MAX_DEPTH = 3  # of nested functions that are searched for captured objects
+_MAX_DEPTH = 3  # of nested functions that are searched quickly
 
 
 @jax.tree_util.register_static
@@ -32,6 +37,37 @@ class _Placeholder:
     index: int
 
 
+@jax.tree_util.register_static
+class _ReadOnly:
+    """NNX objects that the function uses, but that this call cannot update.
+
+    They are compared by identity, and so are their arrays: a program that was compiled
+    with other arrays is not used again.
+    """
+
+    def __init__(
+        self, nnx: Any, nodes: Sequence[Any], pattern: tuple[int, ...]
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self._pattern = pattern
+        self._arrays = jax.tree.leaves(list(map(nnx.state, nodes)))
+
+    def __hash__(self) -> int:
+        return hash((self._pattern, *map(id, self.nodes)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _ReadOnly)
+            and self._pattern == other._pattern
+            and _are_same(self.nodes, other.nodes)
+            and _are_same(self._arrays, other._arrays)
+        )
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
 def find(
     fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> "StatefulCall | None":
@@ -40,7 +76,7 @@ def find(
     if not hasattr(nnx, "update_context"):  # not imported, or not completely yet
         return None
     call = StatefulCall(nnx, fun, args, kwargs)
-    return call if call.nodes else None
+    return call if call.nodes or call.read_only else None
 
 
 # The ids of types whose values neither are NNX objects nor contain any; each has a weak
@@ -54,15 +90,17 @@ def captures_none(fun: Any, depth: int = _MAX_DEPTH) -> bool:
     This is the part of the search in `find` that takes less than a microsecond. False
     means that it may use one.
     """
-    if depth == 0:
-        return True
-    if type(fun) is not types.FunctionType:
+    if depth == 0 or type(fun) is not types.FunctionType:
         return False
-    names, values = fun.__code__.co_names, fun.__globals__
-    for name in names:
+    values = fun.__globals__
+    for name in global_names(fun):
         value = values.get(name)
         if id(type(value)) not in _plain_types and not _is_plain(value, depth):
             return False
+    if fun.__defaults__ or fun.__kwdefaults__:
+        for value in defaults_of(fun):
+            if id(type(value)) not in _plain_types and not _is_plain(value, depth):
+                return False
     for cell in fun.__closure__ or ():
         try:
             value = cell.cell_contents
@@ -82,9 +120,31 @@ def _is_plain(value: Any, depth: int) -> bool:
         return False
     if issubclass(kind, (types.MethodType, functools.partial, *_kinds(nnx))):
         return False
+    if is_searched(kind):
+        return depth > 0 and all(
+            id(type(item)) in _plain_types or _is_plain(item, depth - 1)
+            for item in items_of(value)
+        )
     at = id(kind)
     _plain_types[at] = weakref.ref(kind, lambda _: _plain_types.pop(at, None))
     return True
+
+
+def is_object(x: Any) -> bool:
+    """Whether `x` is an NNX module, variable or other object."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    return hasattr(nnx, "update_context") and isinstance(x, _kinds(nnx))
+
+
+def _can_be_updated(part: Any) -> bool:
+    """Whether an NNX object was created in the current trace."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    if isinstance(part, nnx.Variable):
+        state = getattr(part, "_trace_state", None)
+    else:  # an `Rngs` has attributes of any name, so they are not asked for
+        own = getattr(part, "__dict__", {}).get("_pytree__state")
+        state = getattr(own, "trace_state", None)
+    return state is None or bool(state.is_valid())
 
 
 def _kinds(nnx: Any) -> tuple[type, ...]:
@@ -102,13 +162,40 @@ class StatefulCall:
         self._kinds = _kinds(nnx)
         self._arguments = args, kwargs
         leaves = jax.tree.leaves(self._arguments, is_leaf=self._is_node)
-        found = [leaf for leaf in leaves if self._is_node(leaf)]
-        found += _nodes_of_function(fun, self._kinds, depth=_MAX_DEPTH)
+        given = [leaf for leaf in leaves if self._is_node(leaf)]
+        others = (leaf for leaf in leaves if not self._is_node(leaf))
+        self._captured = captured = Captured(fun, others, self._kinds)
         # without duplicates
-        self.nodes = list({id(node): node for node in found}.values())
+        found = {id(node): node for node in (*given, *captured.nodes)}
+        self.read_only = self._not_updated(found, captured.hidden)
+        fixed = set(map(id, self.read_only))
+        self.nodes = [node for at, node in found.items() if at not in fixed]
 
     def _is_node(self, x: Any) -> bool:
         return isinstance(x, self._kinds)
+
+    def _not_updated(self, found: dict[int, Any], hidden: list[Any]) -> list[Any]:
+        """The objects that the function can only read.
+
+        These are objects of an outer trace, which NNX does not allow to be updated, and
+        those that cannot be replaced everywhere, with all that have a part in common.
+        """
+        rest = list(found.values())
+        if not tracing.at_top_level():
+            hidden = [*hidden, *(x for x in rest if not self._is_of_this_trace(x))]
+        if not hidden:
+            return []
+        parts = {id(part) for node in hidden for part in self._parts(node)}
+        shared = [x for x in rest if any(id(y) in parts for y in self._parts(x))]
+        return list({id(node): node for node in (*hidden, *shared)}.values())
+
+    def _parts(self, node: Any) -> list[Any]:
+        """The modules and variables of an object, with itself."""
+        graph = self._nnx.iter_graph(node)
+        return [part for _, part in graph if self._is_node(part)]
+
+    def _is_of_this_trace(self, node: Any) -> bool:
+        return all(map(_can_be_updated, self._parts(node)))
 
     def _map(self, change: Callable[[Any], Any], tree: Any) -> Any:
         """Maps a function over the NNX objects in a tree."""
@@ -124,14 +211,17 @@ class StatefulCall:
                 of a function made by `pure`, and what the transformation adds.
         """
         nnx = self._nnx
-        indices = {id(node): i for i, node in enumerate(self.nodes)}
+        every = (*self.nodes, *self.read_only)
+        indices = {id(node): i for i, node in enumerate(every)}
         args, kwargs = self._map(
             lambda node: _Placeholder(indices[id(node)]), self._arguments
         )
+        read_only = _ReadOnly(nnx, self.read_only, self._captured.pattern)
         with nnx.update_context(_TAG), _current(self):
             with nnx.split_context(_TAG) as context:
                 split = context.split(tuple(self.nodes))
-            (out, split), added = call(args, {**kwargs, _NODES: split})
+            own = {_NODES: (split, read_only)}
+            (out, split), added = call(args, {**kwargs, **own})
             with nnx.merge_context(_TAG, inner=False) as context:
                 _, results = context.merge(*split)
         return _fill(out, results), added
@@ -141,12 +231,13 @@ class StatefulCall:
         nnx = self._nnx
         with nnx.merge_context(_TAG, inner=True) as context:
             nodes = context.merge(*split)
-        args, kwargs = _fill(arguments, nodes)
+        args, kwargs = _fill(arguments, (*nodes, *self.read_only))
         new = {id(old): node for old, node in zip(self.nodes, nodes, strict=True)}
         try:
-            out = _with_nodes(fun, new, depth=_MAX_DEPTH)(*args, **kwargs)
+            with self._captured.exchanged(new) as function:
+                out = function(*args, **kwargs)
         except Exception as error:
-            if type(error).__name__ == "TraceContextError":
+            if "trace level" in str(error):
                 error.add_note(_CAPTURED)
             raise
         results: list[Any] = []
@@ -184,15 +275,21 @@ def pure(fun: Any, kwargs: dict[str, Any]) -> Any:
 
     @functools.wraps(fun, updated=())
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        split = kwargs.pop(_NODES)
+        split, _ = kwargs.pop(_NODES)
         return call.evaluate(fun, split, (args, kwargs))
 
     return wrapped
 
 
+def reads_only(kwargs: dict[str, Any]) -> bool:
+    """Whether a call uses objects that it cannot update, given what `run` passes."""
+    _, read_only = kwargs[_NODES]
+    return bool(read_only.nodes)
+
+
 _CAPTURED = (
     "A lox transformation traces the function. Pass the modules, variables and "
-    "optimizers that it updates as arguments instead of capturing them."
+    "optimizers that it updates as arguments."
 )
 
 
@@ -218,84 +315,3 @@ def as_arrays(value: Any) -> Any:
 
     kinds = (nnx.Module, nnx.State, nnx.Variable)
     return jax.tree.map(plain, value, is_leaf=lambda x: isinstance(x, kinds))
-
-
-# --- captured objects --------------------------------------------------------
-
-
-def _nodes_of_function(fun: Any, kinds: Any, depth: int) -> list[Any]:
-    """The NNX objects that a callable is, is bound to, or closes over."""
-    if isinstance(fun, kinds):
-        return [fun]
-    if depth == 0:
-        return []
-    inside: list[Any] = []
-    if isinstance(fun, types.MethodType):
-        inside = [fun.__self__, fun.__func__]
-    elif isinstance(fun, functools.partial):
-        arguments = fun.args, fun.keywords
-        inside = [fun.func, *jax.tree.leaves(arguments, is_leaf=_is_leaf)]
-    elif isinstance(fun, types.FunctionType):
-        inside = [*_captured(fun).values()]
-    return [node for x in inside for node in _nodes_of_function(x, kinds, depth - 1)]
-
-
-def _is_leaf(x: Any) -> bool:
-    return not isinstance(x, tuple | list | dict)
-
-
-def _captured(fun: types.FunctionType) -> dict[str, Any]:
-    """The variables that a function closes over, and the globals that it uses."""
-    found = {
-        name: fun.__globals__[name]
-        for name in fun.__code__.co_names
-        if name in fun.__globals__
-    }
-    cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
-    for name, cell in cells:
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return found
-
-
-def _with_nodes(fun: Any, new: dict[int, Any], depth: int) -> Any:
-    """Replaces the NNX objects that `fun` is, is bound to, or closes over."""
-    if id(fun) in new:
-        return new[id(fun)]
-    if depth == 0:
-        return fun
-    if isinstance(fun, types.MethodType):
-        owner = _with_nodes(fun.__self__, new, depth - 1)
-        return fun if owner is fun.__self__ else fun.__func__.__get__(owner)
-    if isinstance(fun, functools.partial):
-        return functools.partial(
-            _with_nodes(fun.func, new, depth - 1),
-            *(jax.tree.map(_replaced(new), fun.args, is_leaf=_is_leaf)),
-            **(jax.tree.map(_replaced(new), fun.keywords, is_leaf=_is_leaf)),
-        )
-    if not isinstance(fun, types.FunctionType):
-        return fun
-    captured = {
-        name: (value, _with_nodes(value, new, depth - 1))
-        for name, value in _captured(fun).items()
-    }
-    changed = {name: y for name, (x, y) in captured.items() if x is not y}
-    if not changed:
-        return fun
-    cells = tuple(
-        types.CellType(changed[name]) if name in changed else cell
-        for name, cell in zip(
-            fun.__code__.co_freevars, fun.__closure__ or (), strict=True
-        )
-    )
-    has_globals = changed.keys() - set(fun.__code__.co_freevars)
-    names = {**fun.__globals__, **changed} if has_globals else fun.__globals__
-    copied = types.FunctionType(fun.__code__, names, fun.__name__, None, cells or None)
-    copied.__defaults__, copied.__kwdefaults__ = fun.__defaults__, fun.__kwdefaults__
-    return copied
-
-
-def _replaced(new: dict[int, Any]) -> Callable[[Any], Any]:
-    return lambda x: new.get(id(x), x)

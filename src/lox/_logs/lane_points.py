@@ -108,7 +108,7 @@ class _Columns(NamedTuple):
         if not steps.shape[1]:
             return True
         reference = np.take_along_axis(steps, self.present.argmax(1)[:, None], axis=1)
-        return bool(((steps == reference) | ~self.present).all())
+        return bool((_same(steps, reference) | ~self.present).all())
 
     def are_points(self, step: str | None) -> bool:
         """Whether the rows at each position are one point.
@@ -156,7 +156,7 @@ def _aligned(columns: _Columns, names: list[str], step: str | None) -> LanePoint
         values = columns.steps[name][times, lanes]
         common = np.zeros(size, values.dtype)
         common[points] = values
-        if (common[points] == values).all():
+        if _same(common[points], values).all():
             steps[name] = common
     leaves = []
     for leaf in columns.leaves:
@@ -164,6 +164,11 @@ def _aligned(columns: _Columns, names: list[str], step: str | None) -> LanePoint
         values[points, series] = leaf[times, lanes]
         leaves.append(values)
     return LanePoints(steps, step, leaves, present)
+
+
+def _same(a: Any, b: Any) -> Any:
+    """Where two arrays are equal; a NaN step is the same step as another one."""
+    return (a == b) | ((a != a) & (b != b))
 
 
 def _series(columns: _Columns, lanes: Any, times: Any) -> tuple[Any, int]:
@@ -192,7 +197,9 @@ def _nth_of_pairs(first: Any, second: Any) -> Any:
     """How many equal pairs come before each pair; the pairs are sorted."""
     if not len(first):
         return np.zeros(0, np.int64)
-    new = np.append(True, (first[1:] != first[:-1]) | (second[1:] != second[:-1]))
+    new = np.append(
+        True, ~(_same(first[1:], first[:-1]) & _same(second[1:], second[:-1]))
+    )
     starts = np.nonzero(new)[0]
     return np.arange(len(first)) - starts[np.cumsum(new) - 1]
 
@@ -201,7 +208,7 @@ def _numbered(at: Any, nth: Any) -> tuple[Any, int]:
     """Numbers the distinct pairs in their order."""
     order = np.lexsort([nth, at])
     at, nth = at[order], nth[order]
-    new = np.append(False, (at[1:] != at[:-1]) | (nth[1:] != nth[:-1]))
+    new = np.append(False, ~(_same(at[1:], at[:-1]) & _same(nth[1:], nth[:-1])))
     numbers = np.empty(len(at), np.int64)
     numbers[order] = np.cumsum(new[: len(at)])
     return numbers, int(numbers.max(initial=-1)) + 1

@@ -123,6 +123,13 @@ class MetadataDict(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self or not _have_same_ndims(self[key], value):
             self._metadata = self._metadata.without(key)
+        elif key in self._metadata.info:
+            info = self._metadata.info[key]
+            if _row_shapes(self[key], info) != _row_shapes(value, info):
+                # other rows: the axes are the same, but steps and masks are not
+                metadata = self._metadata.without(key)
+                infos = {**metadata.info, key: info}
+                self._metadata = metadata._replace(info=infos)
         super().__setitem__(key, value)
 
     def __delitem__(self, key: str) -> None:
@@ -204,6 +211,14 @@ class MetadataDict(dict[str, Any]):
 def _have_same_ndims(first: Any, second: Any) -> bool:
     ndims = [[np.ndim(leaf) for leaf in leaves_of(x)] for x in (first, second)]
     return ndims[0] == ndims[1]
+
+
+def _row_shapes(value: Any, info: KeyInfo) -> list[tuple[int, ...]]:
+    """The shapes of the lane and time axes of all leaves."""
+    return [
+        np.shape(leaf)[: np.ndim(leaf) - own]
+        for leaf, own in zip(leaves_of(value), info.ndims, strict=True)
+    ]
 
 
 def _without(by_key: dict[str, Any], key: str) -> dict[str, Any]:

@@ -2,8 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from lox._store.configs import (
+    differing_keys as differing_keys,
+    distinct_labels,
+    hashable,
+)
 
 # config keys that number repetitions of the same experiment, by the end of their path
 _SEED = re.compile(
@@ -11,6 +17,7 @@ _SEED = re.compile(
     re.IGNORECASE,
 )
 MISSING = "\u2013"
+_NO_VALUE = object()
 
 
 class Group(NamedTuple):
@@ -39,35 +46,32 @@ def show(value: Any) -> str:
     return json.dumps(value)
 
 
-def differing_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The config keys that do not have the same value in all runs."""
-    every = list(configs)
-    keys = dict.fromkeys(key for config in every for key in config)
-    return [key for key in keys if len({_shown(c, key) for c in every}) > 1]
-
-
 def group_runs(configs: Mapping[int, Mapping[str, Any]], by: list[str]) -> list[Group]:
     """Groups runs by config keys, in the order of their values.
+
+    As in `Runs.group_by`, values that are equal are one group, such as 1 and 1.0, and a
+    run without the key has the value None.
 
     Args:
         configs: the config of each run, by its number.
         by: the keys; without any, all runs are one group.
     """
-    found: dict[tuple[str, ...], list[int]] = {}
-    order: dict[tuple[str, ...], Any] = {}
+    found: dict[tuple[Any, ...], list[int]] = {}
+    examples: dict[tuple[Any, ...], list[Any]] = {}  # values as in the configs
     for number, config in configs.items():
-        values = tuple(_shown(config, key) for key in by)
-        found.setdefault(values, []).append(number)
-        order[values] = [_order(config.get(key), key in config) for key in by]
+        group = tuple(hashable(config.get(key)) for key in by)
+        found.setdefault(group, []).append(number)
+        example = examples.setdefault(group, [config.get(key) for key in by])
+        for i, key in enumerate(by):
+            if key not in config:
+                example[i] = _NO_VALUE
+    groups = sorted(found, key=lambda group: [_order(x) for x in examples[group]])
+    values = [examples[group] for group in groups]
+    labels = distinct_labels(_short_names(by), values, _shown, _quoted)
     return [
-        Group(_label(by, values), found[values])
-        for values in sorted(found, key=lambda values: order[values])
+        Group(label or "all runs", found[group])
+        for label, group in zip(labels, groups, strict=True)
     ]
-
-
-def _label(by: list[str], values: tuple[str, ...]) -> str:
-    pairs = zip(_short_names(by), values, strict=True)
-    return ", ".join(f"{key}={value}" for key, value in pairs) or "all runs"
 
 
 def _short_names(keys: list[str]) -> list[str]:
@@ -79,13 +83,19 @@ def _short_names(keys: list[str]) -> list[str]:
     ]
 
 
-def _shown(config: Mapping[str, Any], key: str) -> str:
-    return show(config[key]) if key in config else MISSING
+def _shown(value: Any) -> str:
+    return MISSING if value is _NO_VALUE else show(value)
 
 
-def _order(value: Any, present: bool) -> tuple[Any, ...]:
+def _quoted(value: Any) -> str:
+    """A value as text that no other value has."""
+    is_text = isinstance(value, str)
+    return json.dumps(value, ensure_ascii=False) if is_text else _shown(value)
+
+
+def _order(value: Any) -> tuple[Any, ...]:
     """The sort key of a value: numbers by size, then text; a missing value is last."""
-    if not present:
+    if value is _NO_VALUE:
         return 2, 0.0, ""
     if isinstance(value, int | float) and value == value:
         try:

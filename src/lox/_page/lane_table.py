@@ -134,7 +134,8 @@ class LaneTable:
         found = extremes(values, None if finite.all() else finite[None], starts)
         pairs[0][i, buckets], pairs[1][i, buckets] = found.first[0], found.second[0]
         count = np.add.reduceat(finite, starts)
-        total = np.add.reduceat(np.where(finite, lane.values, 0), starts)
+        values = np.where(finite, lane.values, 0)
+        total = np.add.reduceat(values, starts, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._values[i, buckets] = np.where(count, total / count, np.inf)
         self._bad[i, buckets] = np.add.reduceat(~finite, starts)

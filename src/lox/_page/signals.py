@@ -138,7 +138,7 @@ def signals_of(writers: Iterable[WrittenSegments]) -> dict[str, Signal]:
             if _are_bins(counts, parts):
                 found[base] = Signal(base, HISTOGRAM, counts, parts)
     for name, parts in leaves.items():
-        kind = _kind_of(parts[0])
+        kind = _kind_of(parts)
         base = name.removesuffix(_EDGES).removesuffix(_COUNTS)
         binned = base != name and base in found and found[base].kind == HISTOGRAM
         if kind is not None and not binned and name not in found:
@@ -169,9 +169,10 @@ def _paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, int]]:
             yield from _paths(child, (*path, str(name)))
 
 
-def _kind_of(leaf: Leaf) -> str | None:
+def _kind_of(parts: Sequence[Leaf]) -> str | None:
+    leaf = parts[0]
     dtype, shape = leaf.column.dtype, leaf.own_shape
-    if dtype.startswith("complex"):
+    if any(part.column.dtype.startswith("complex") for part in parts):
         return None
     if math.prod(shape) == 1:
         return SCALAR
@@ -311,7 +312,7 @@ def _joined(leaves: Sequence[Leaf], parts: list[_Part]) -> Any:
         ]
         lanes = max(array.shape[1] for array in filled)
         wide = [np.broadcast_to(a, (len(a), lanes, *a.shape[2:])) for a in filled]
-        return np.concatenate(wide)[order]
+        return _concatenated(wide)[order]
 
     return _Part(
         join("values", 0),
@@ -320,6 +321,15 @@ def _joined(leaves: Sequence[Leaf], parts: list[_Part]) -> Any:
         join("numbers", NO_LANE),
         join("processes", 0),
     )
+
+
+def _concatenated(arrays: Sequence[Array]) -> Array:
+    """Joins arrays of numbers, whose dtypes may differ."""
+    dtypes = {array.dtype for array in arrays}
+    # NumPy promotes dtypes of `ml_dtypes` to narrow ones, or to none
+    if len(dtypes) > 1 and any(dtype.isbuiltin != 1 for dtype in dtypes):
+        arrays = [array.astype(np.float64) for array in arrays]
+    return np.concatenate(arrays)
 
 
 def _by_lane(

@@ -9,7 +9,14 @@ from lox._logs.plotting import Band, plot_groups
 from lox._patterns import matches_any, names_of
 
 from . import run_table
-from .configs import Names, all_names, flat_config, hashable, varying_names
+from .configs import (
+    Names,
+    all_names,
+    distinct_labels,
+    flat_config,
+    hashable,
+    varying_names,
+)
 from .reader import Run, warn_of_unmatched
 from .stacking import stack_runs
 
@@ -157,7 +164,7 @@ class Runs(Sequence[Run]):
             return lambda run: getattr(run, name)
         if not self._runs:
             return lambda run: _MISSING
-        names = ", ".join(map(repr, [*known, *_ATTRIBUTES]))
+        names = ", ".join(map(repr, dict.fromkeys([*known, *_ATTRIBUTES])))
         raise LoxKeyError(
             f"`{function}` got {name!r}, which no config of these runs "
             f"has; available: {names}."
@@ -220,8 +227,8 @@ class Runs(Sequence[Run]):
         if names:
             groups = self.group_by(*names)
         logs = {
-            groups.label(value): runs.load(keys or None)
-            for value, runs in groups.items()
+            label: runs.load(keys or None)
+            for label, runs in zip(groups.labels(), groups.values(), strict=True)
         }
         return plot_groups(logs, keys, x, band, logx, logy)
 
@@ -242,10 +249,13 @@ class Groups(dict[Any, Runs]):
         return f"{{{', '.join(items)}}}"
 
     def label(self, key: Any) -> str:
-        """Describes a group, such as `lr=0.1`."""
-        values = (key,) if len(self.names) == 1 else key
-        pairs = zip(self.names, values, strict=True)
-        return ", ".join(f"{name}={value}" for name, value in pairs)
+        """Describes a group, such as `lr=0.1`, differently from all others."""
+        return dict(zip(self, self.labels(), strict=True))[key]
+
+    def labels(self) -> list[str]:
+        """Describes all groups, in their order."""
+        keys = [(key,) if len(self.names) == 1 else key for key in self]
+        return distinct_labels(self.names, keys)
 
 
 _MISSING: Any = object()
@@ -260,4 +270,5 @@ def _matches(value: Any, wanted: Any) -> bool:
         return False
     if callable(wanted):
         return bool(wanted(value))
-    return hashable(value) == hashable(wanted)
+    # in tuples, NaN is equal to itself
+    return (hashable(value),) == (hashable(wanted),)

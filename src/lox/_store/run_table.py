@@ -72,15 +72,34 @@ def to_pandas(runs: "Runs") -> Any:
         "rows": [line.rows for line in lines],
     }
     for name in all_names(line.config for line in lines):
-        columns[f"config/{name}"] = [line.config.get(name) for line in lines]
+        columns[f"config/{name}"] = _exact(
+            pandas, [line.config.get(name) for line in lines]
+        )
     for name in all_names(line.last for line in lines):
         columns[f"last/{name}"] = _exact(
-            pandas, [line.last.get(name) for line in lines]
+            pandas, _nullable(pandas, [line.last.get(name) for line in lines])
         )
     return pandas.DataFrame(columns)
 
 
-def _exact(pandas: Any, values: list[Any]) -> Any:
+def _exact(pandas: Any, values: Any) -> Any:
+    """Keeps pandas from rounding integers that it would convert to floats."""
+    if not isinstance(values, list):
+        return values
+    column = pandas.Series(values)
+    if column.dtype.kind not in "fc":
+        return values
+    plain = [x.item() if hasattr(x, "dtype") else x for x in values]
+    if all(
+        int(converted.real) == value
+        for value, converted in zip(plain, column, strict=True)
+        if isinstance(value, int)
+    ):
+        return values
+    return pandas.array(plain, dtype=object)
+
+
+def _nullable(pandas: Any, values: list[Any]) -> Any:
     """Keeps pandas from converting integers to floats where some are missing."""
     found = [value for value in values if value is not None]
     if len(found) == len(values) or not all(x.dtype.kind in "iu" for x in found):

@@ -6,6 +6,7 @@ strings, functions, `None`, Python bools, objects that are not pytrees, and, as 
 static too, because the function would see them unchanged without lox.
 """
 
+import collections
 import dataclasses
 import enum
 import inspect
@@ -18,6 +19,8 @@ import jax
 import numpy as np
 
 from lox._errors import LoxTypeError, LoxValueError
+from lox._libraries import nnx
+from lox._objects import attributes_of, slots_of
 
 # --- which types are traced --------------------------------------------------
 
@@ -261,6 +264,8 @@ def _same(x: Any, y: Any) -> bool:
         return True
     if type(x) is not type(y):
         return False
+    if type(x) is _Hidden:
+        return _same(x.value, y.value)
     if isinstance(x, float | complex | np.inexact):  # 0.0 is not -0.0, but NaN is NaN
         return repr(x) == repr(y)
     return bool(x == y)
@@ -269,6 +274,7 @@ def _same(x: Any, y: Any) -> bool:
 # --- objects that may change -------------------------------------------------
 
 _DEPTH = 4  # how deep attributes of attributes are compared
+_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 
 
 def is_plain_object(x: Any) -> bool:
@@ -276,18 +282,20 @@ def is_plain_object(x: Any) -> bool:
     if isinstance(x, type | types.ModuleType | types.FunctionType):
         return False
     identity: Any = object.__hash__
-    return type(x).__hash__ is identity and hasattr(x, "__dict__")
+    return type(x).__hash__ is identity and (
+        hasattr(x, "__dict__") or bool(slots_of(type(x)))
+    )
 
 
 def _snapshot(x: Any, depth: int = _DEPTH) -> Any:
     """The contents of an object; None if it is compared by value or cannot change."""
-    if depth == 0:
+    if depth == 0 or nnx.is_object(x):  # which `StatefulCall` compares
         return None
     if isinstance(x, dict):
         return {key: (value, _snapshot(value, depth - 1)) for key, value in x.items()}
-    if isinstance(x, list | tuple):
+    if isinstance(x, _SEQUENCES):
         return [(value, _snapshot(value, depth - 1)) for value in x]
-    return _snapshot(vars(x), depth) if is_plain_object(x) else None
+    return _snapshot(attributes_of(x), depth) if is_plain_object(x) else None
 
 
 def _same_snapshot(x: Any, y: Any) -> bool:
@@ -302,7 +310,7 @@ def _same_snapshot(x: Any, y: Any) -> bool:
 
 def _same_item(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
     (x, inside_x), (y, inside_y) = first, second
-    if isinstance(x, dict | list | tuple) and type(x) is type(y):
+    if isinstance(x, (dict, *_SEQUENCES)) and type(x) is type(y):
         return _same_snapshot(inside_x, inside_y)
     if x is not y and not (
         isinstance(x, bool | str | bytes | int | float | complex | np.generic)
@@ -316,7 +324,7 @@ def traced_attribute(x: Any) -> str | None:
     """The name of an attribute of `x` that is a tracer, if there is one."""
     if not is_plain_object(x):
         return None
-    for name, value in vars(x).items():
+    for name, value in attributes_of(x).items():
         if isinstance(value, jax.core.Tracer):
             return name
     return None

@@ -3,6 +3,7 @@
 import collections
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -53,6 +54,30 @@ class PerFunction:
             entry = self.entries.get(number)
             if entry is not None and entry[0] is reference:
                 del self.entries[number]
+
+
+class Identity:
+    """A callback as a part of a key: equal callbacks may deliver to different places.
+
+    Bound methods are new objects at each access; those of one object are the same.
+    """
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self._parts() == other._parts()
+
+    def _parts(self) -> tuple[int, ...]:
+        callback = self._callback
+        if isinstance(callback, types.MethodType):
+            return id(callback.__self__), id(callback.__func__)
+        return (id(callback),)
 
 
 class FunctionCache:

@@ -138,7 +138,13 @@ class Compiled:
         if has_nnx:
             stateful = nnx.find(self._get_fun(), args, kwargs)
             if stateful is not None:
-                return stateful.run(self._call)
+                return stateful.run(self._call_with_nodes)
+        return self._call(args, kwargs)
+
+    def _call_with_nodes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._form.outermost and nnx.reads_only(kwargs):
+            # a program that is kept would hold arrays of the enclosing trace
+            return self._run(args, kwargs, inline=True)
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

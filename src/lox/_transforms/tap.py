@@ -10,6 +10,7 @@ from lox._host.callbacks import CallbackSink, handle_by_default
 from lox._logs.logdict import logdict
 
 from .arguments import Argnames, Argnums, Static
+from .cache import Identity
 from .compiled import INSIDE, OUTERMOST, Form, compiled, is_outermost
 from .deliver import call_and_wait, deliver
 from .options import Names, Options, decorator, refuse_unknown
@@ -166,6 +167,7 @@ def tap(
             f"{callback!r}."
         )
     receive = handle_by_default if callback is None else callback
+    identity = Identity(receive)
     options = Options(
         "lox.tap",
         Selection.of(argnames, tags),
@@ -197,12 +199,12 @@ def tap(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_outermost():
-            return form(("inside", receive), INSIDE, own_sink)(*args, **kwargs)[0]
+            inside = form(("inside", identity), INSIDE, own_sink)
+            return inside(*args, **kwargs)[0]
         shared = form("shared", OUTERMOST, lambda: _SwitchSink(options.batched))
         if not shared.sink.acquire(receive):
-            return call_and_wait(
-                form(("own", receive), OUTERMOST, own_sink), args, kwargs
-            )
+            own = form(("own", identity), OUTERMOST, own_sink)
+            return call_and_wait(own, args, kwargs)
         try:
             return call_and_wait(shared, args, kwargs)
         finally:

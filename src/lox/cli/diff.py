@@ -4,6 +4,7 @@ The runs are given one after the other, or by a pattern that matches two.
 """
 
 import argparse
+import decimal
 from typing import Any
 
 from lox._arrays import leaves_with_names
@@ -101,9 +102,16 @@ def _equal(a: Any, b: Any, digits: int | None) -> bool:
     if a is _MISSING or b is _MISSING:
         return False
     if digits is not None and _is_number(a) and _is_number(b):
-        return to_text(float(a), digits) == to_text(float(b), digits)
+        return _rounded(a, digits) == _rounded(b, digits)
     first, second = hashable(a), hashable(b)
     return bool(first == second or (first != first and second != second))  # NaN
+
+
+def _rounded(value: Any, digits: int) -> str:
+    try:
+        return to_text(float(value), digits)
+    except OverflowError:  # an integer
+        return f"{decimal.Decimal(value):.{digits - 1}e}"
 
 
 def _is_number(value: Any) -> bool:

@@ -7,12 +7,14 @@ directory per run.
 
 import argparse
 import csv
+import functools
 import importlib
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -43,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", required=True, choices=("csv", "jsonl", "parquet", "tensorboard")
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="PATH", help="the file or directory"
+        "-o",
+        "--output",
+        required=True,
+        metavar="PATH",
+        help="the file or directory; - writes csv and jsonl to stdout",
     )
     add_keys(parser)
     parser.add_argument(
@@ -52,13 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> int:
+    to_stdout = arguments.output == "-"
+    if to_stdout and arguments.to not in _TEXT_FORMATS:
+        raise LoxValueError(
+            "`-o -` is stdout, which is only for csv and jsonl. Choose a path; a file "
+            "of this name is ./-."
+        )
     found = find_runs(arguments.runs)
+    if to_stdout:
+        _TEXT_FORMATS[arguments.to](_rows(found, arguments.key), sys.stdout)
+        return 0
     if arguments.to == "tensorboard":
         _check_names(found)
         _to_tensorboard(found, arguments)
     else:
         check_new(arguments.output, arguments.force)
-        write: Callable[[Rows, str], None] = _WRITERS[arguments.to]()
+        write = _WRITERS[arguments.to]()
         rows = _rows(found, arguments.key)
         with replacing(arguments.output) as path:
             write(rows, path)
@@ -98,29 +113,58 @@ def _row_of(run: str, row: Row, values: dict[str, Any]) -> dict[str, Any]:
 # --- formats -----------------------------------------------------------------
 
 
-def _csv_writer() -> Callable[[Rows, str], None]:
+def _text_writer(
+    write_to: Callable[[Rows, TextIO], None],
+) -> Callable[[Rows, str], None]:
     def write(rows: Rows, path: str) -> None:
+        # names may contain line breaks
         with open(path, "x", newline="", encoding="utf-8") as file:
-            # names may contain line breaks
-            writer = csv.DictWriter(file, all_names(rows), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({name: _cell(value) for name, value in row.items()})
+            write_to(rows, file)
 
     return write
+
+
+def _write_csv(rows: Rows, file: TextIO) -> None:
+    names = _encodable(all_names(rows))
+    writer = csv.DictWriter(file, names.values(), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({names[name]: _cell(value) for name, value in row.items()})
 
 
 def _cell(value: Any) -> Any:
     plain = to_json(value)
+    if isinstance(plain, str):
+        return _escaped(plain)
     return json.dumps(plain) if isinstance(plain, list) else plain
 
 
-def _jsonl_writer() -> Callable[[Rows, str], None]:
-    def write(rows: Rows, path: str) -> None:
-        with open(path, "x", encoding="utf-8") as file:
-            file.writelines(json.dumps(to_json(row)) + "\n" for row in rows)
+def _write_jsonl(rows: Rows, file: TextIO) -> None:
+    file.writelines(json.dumps(to_json(row)) + "\n" for row in rows)
 
-    return write
+
+_TEXT_FORMATS: dict[str, Callable[[Rows, TextIO], None]] = {
+    "csv": _write_csv,
+    "jsonl": _write_jsonl,
+}
+
+
+def _encodable(names: Iterable[str]) -> dict[str, str]:
+    """Names that UTF-8 can encode, by the original ones; all are different."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        escaped, number = _escaped(name), 2
+        while escaped in taken:
+            escaped, number = f"{_escaped(name)}.{number}", number + 1
+        found[name] = escaped
+        taken.add(escaped)
+    return found
+
+
+def _escaped(text: str) -> str:
+    """Text with lone surrogates escaped, as the loggers of text files do."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _parquet_writer() -> Callable[[Rows, str], None]:
@@ -135,35 +179,95 @@ def _parquet_writer() -> Callable[[Rows, str], None]:
 
     def write(rows: Rows, path: str) -> None:
         columns = {
-            name: _arrow_column(pyarrow, [row.get(name) for row in rows])
-            for name in all_names(rows)
+            escaped: _arrow_column(pyarrow, name, [row.get(name) for row in rows])
+            for name, escaped in _encodable(all_names(rows)).items()
         }
         parquet.write_table(pyarrow.table(columns), path)
 
     return write
 
 
-def _arrow_column(pyarrow: Any, values: list[Any]) -> Any:
+def _arrow_column(pyarrow: Any, name: str, values: list[Any]) -> Any:
     """A column with the dtype of its numbers, and nulls where there are none."""
-    dtypes: set[Any] = {
-        getattr(value, "dtype", None) for value in values if value is not None
-    }
-    scalars = all(np.ndim(value) == 0 for value in values if value is not None)
-    if scalars and None not in dtypes and all(x.kind in "biuf" for x in dtypes):
-        dtype = np.result_type(*dtypes)
-        plain = [
-            None if value is None else dtype.type(value).item() for value in values
-        ]
-        return pyarrow.array(plain, pyarrow.from_numpy_dtype(dtype))
-    lists = [value.tolist() if _is_plain(value) else to_json(value) for value in values]
-    return pyarrow.array(lists)
+    present = [value for value in values if value is not None]
+    if all(isinstance(value, str) for value in present):
+        return pyarrow.array([x if x is None else _escaped(x) for x in values])
+    if len({np.ndim(value) == 0 for value in present}) > 1:
+        raise _not_one_column(name, "it has scalars and arrays")
+    dtypes = [getattr(value, "dtype", None) for value in present]  # None: masked lists
+    complexes = {x.kind == "c" for x in dtypes if x is not None}
+    if len(complexes) > 1:
+        raise _not_one_column(name, "it has real and complex numbers")
+    if np.ndim(present[0]) == 0 and complexes == {False}:
+        plain, dtype = _exact(name, present)
+        numbers = iter(plain)
+        return pyarrow.array(
+            [None if value is None else next(numbers) for value in values],
+            pyarrow.from_numpy_dtype(dtype),
+        )
+    try:
+        return pyarrow.array([_plain_list(value) for value in values])
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise _not_one_column(name, str(error)) from error
 
 
-def _is_plain(value: Any) -> bool:
-    return hasattr(value, "dtype") and value.dtype.kind in "biuf"
+def _exact(name: str, values: list[Any]) -> tuple[list[Any], np.dtype[Any]]:
+    """Scalars as Python numbers, and a dtype that represents all of them exactly."""
+    arrays = [_builtin(np.asarray(value)) for value in values]
+    dtype = np.result_type(*{array.dtype for array in arrays})
+    kinds = {array.dtype.kind for array in arrays}
+    if dtype.kind == "f" and "f" not in kinds:  # int64 and uint64
+        signed = any(array < 0 for array in arrays)
+        dtype = np.dtype(np.int64 if signed else np.uint64)
+        if all(array <= np.iinfo(np.int64).max for array in arrays):
+            dtype = np.dtype(np.int64)
+    plain = [array.item() for array in arrays]
+    if dtype.kind == "f":
+        integers = [x for x in plain if type(x) is int]
+        if any(int(dtype.type(x)) != x for x in integers):
+            raise _not_one_column(name, "it has integers that a float64 rounds")
+        return [dtype.type(x).item() for x in plain], dtype
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if any(not limits.min <= x <= limits.max for x in plain):
+            raise _not_one_column(name, "it has integers of no common dtype")
+        return [int(x) for x in plain], dtype
+    return plain, dtype
 
 
-_WRITERS = {"csv": _csv_writer, "jsonl": _jsonl_writer, "parquet": _parquet_writer}
+def _builtin(array: Any) -> Any:
+    """An array of a dtype of NumPy; those of `ml_dtypes` are unknown to Parquet."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    is_integer = array.dtype.name.startswith(("int", "uint"))
+    return array.astype(np.int64 if is_integer else np.float64)
+
+
+_NOT_FINITE = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
+
+
+def _plain_list(value: Any) -> Any:
+    """Nested lists of numbers, or of complex numbers as text."""
+    if isinstance(value, list):  # of a masked row, in JSON
+        return [_plain_list(x) for x in value]
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if not hasattr(value, "dtype"):
+        return value
+    return to_json(value) if value.dtype.kind == "c" else _builtin(value).tolist()
+
+
+def _not_one_column(name: str, why: str) -> LoxValueError:
+    return LoxValueError(
+        f"{name!r} cannot be one column of a Parquet file: {why.rstrip('.')}. Export "
+        "the runs separately, other keys with `-k`, or to csv or jsonl."
+    )
+
+
+_WRITERS: dict[str, Callable[[], Callable[[Rows, str], None]]] = {
+    **{to: functools.partial(_text_writer, f) for to, f in _TEXT_FORMATS.items()},
+    "parquet": _parquet_writer,
+}
 
 
 # --- TensorBoard -------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 PATH is a `.wandb` file of an offline run, an event file of TensorBoard, or a directory
 that is searched for them. Each W&B run, and each directory with event files, becomes a
-run. Numbers are imported, with their steps; images, histograms and text are not.
+run; the files of a W&B run that was resumed are joined. Numbers are imported, with
+their steps; images, histograms and text are not.
 """
 
 import argparse
+import contextlib
+import filecmp
 import os
 import pathlib
 import re
@@ -14,7 +17,7 @@ from typing import Any
 
 from lox._errors import LoxError, LoxValueError
 from lox._event_files.reader import Events, is_event_file
-from lox._event_files.wandb_file import WandbRun
+from lox._event_files.wandb_file import WandbRun, run_identity
 from lox._store.imported import ImportedRun, write_imported
 from lox._text_curves import printable
 
@@ -43,12 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: Any) -> int:
     store = pathlib.Path(arguments.store)
-    sources = list(_sources(arguments.paths))
+    sources = _joined(list(_sources(arguments.paths)))
     imported: list[dict[str, Any]] = []
     failed = False
     for name, files in sources:
         try:
-            found = _read_wandb(files[0]) if _is_wandb(files[0]) else _read(name, files)
+            found = _read_wandb(files) if _is_wandb(files[0]) else _read(name, files)
+            if any(found.name == other["name"] for other in imported):
+                raise LoxValueError(
+                    f"{files[0]} is another run of the name {found.name!r}. Import it "
+                    "to another store."
+                )
             store.mkdir(parents=True, exist_ok=True)
             write_imported(found, store, arguments.force)
         except (LoxError, OSError) as error:  # the others are imported
@@ -118,21 +126,53 @@ def _run_name(name: str) -> str:
 # --- W&B -----------------------------------------------------------------------
 
 
-def _read_wandb(path: str) -> ImportedRun:
-    found = WandbRun(path)
+def _joined(sources: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """The sources, with all files of a W&B run in one of them.
+
+    W&B writes a file per process, so a run that was resumed has several.
+    """
+    joined: dict[Any, tuple[str, list[str]]] = {}
+    for name, files in sources:
+        run: Any = object()  # event files are not joined
+        if _is_wandb(files[0]):
+            with contextlib.suppress(LoxError, OSError):  # raised again when it is read
+                run = run_identity(files[0]) or run
+        _, known = joined.setdefault(run, (name, []))
+        known += [path for path in files if not _is_copy(path, known)]
+    return list(joined.values())
+
+
+def _is_copy(path: str, known: list[str]) -> bool:
+    """Whether a file has the content of another one, or is a link to it."""
+    return any(filecmp.cmp(path, other, shallow=False) for other in known)
+
+
+def _read_wandb(files: list[str]) -> ImportedRun:
+    parts = []
+    for path in files:
+        part = WandbRun(path)
+        started = part.started or os.path.getmtime(path)
+        parts.append((started, path, part))
+        _report(path, part.damage, {"values": part.skipped})
+    parts.sort(key=lambda each: each[:2])
     curves: dict[str, tuple[list[int], list[Any]]] = {}
-    for number in found.numbers:
-        steps, values = curves.setdefault(number.key, ([], []))
-        steps.append(number.step)
-        values.append(number.value)
-    _report(path, found.damage, {"values": found.skipped})
-    name = f"{found.name}-{found.run_id}" if found.name else found.run_id
-    started = found.started or os.path.getmtime(path)
+    config: dict[str, Any] = {}
+    title = ""
+    for _, _, part in parts:
+        config |= part.config
+        title = part.name or title
+        for number in part.numbers:
+            steps, values = curves.setdefault(number.key, ([], []))
+            steps.append(number.step)
+            values.append(number.value)
+    last = parts[-1][2]
+    name = f"{title}-{last.run_id}" if title else last.run_id
     status = "killed"
-    if found.exit_code is not None:
-        status = "failed" if found.exit_code else "finished"
-    ended = max(found.ended or started, started)
-    return ImportedRun(_run_name(name), found.config, started, ended, status, curves)
+    if last.exit_code is not None:
+        status = "failed" if last.exit_code else "finished"
+    started = parts[0][0]
+    ended = max(max(part.ended or started, started) for started, _, part in parts)
+    return ImportedRun(_run_name(name), config, started, ended, status, curves)
 
 
 # --- TensorBoard ---------------------------------------------------------------

@@ -23,6 +23,7 @@ from ._values import to_json, to_text
 HELP = "list runs"
 
 _STATUSES = "running", "finished", "failed", "killed", "stale"
+_MAX_HIDDEN = 8  # how many columns that are not shown are named
 _SORT_HELP = (
     "name, status, started, duration, rows, a config key or a logged key; -KEY sorts "
     "in reverse; config/KEY or last/KEY if both have the same name (default: started)"
@@ -55,8 +56,9 @@ def run(arguments: Any) -> int:
         return 0
     hidden = print_table(_columns(lines))
     if hidden:
-        note = f"not shown: {', '.join(hidden)}"
-        print(styled(note, "dim"))
+        note = f"not shown: {', '.join(hidden[:_MAX_HIDDEN])}"
+        more = len(hidden) - _MAX_HIDDEN
+        print(styled(f"{note} and {more} more" if more > 0 else note, "dim"))
     return 0
 
 
@@ -172,6 +174,7 @@ def _order(value: Any) -> Any:
     if value is None or value != value:
         return None
     try:
-        return (0, float(value), "")
+        # a float would round large integers, or not hold them
+        return (0, value if isinstance(value, int) else float(value), "")
     except (TypeError, ValueError):
         return (1, 0.0, str(value))

@@ -125,7 +125,7 @@ def _load(groups: Groups, keys: list[str] | None, weight: float) -> dict[str, lo
     """The logs of each group, with runs as lanes."""
     known: dict[str, None] = {}
     found = {}
-    for value, runs in groups.items():
+    for label, runs in zip(groups.labels(), groups.values(), strict=True):
         logs = []
         for one in runs:
             loaded, names = one.load_selected(keys)
@@ -134,7 +134,6 @@ def _load(groups: Groups, keys: list[str] | None, weight: float) -> dict[str, lo
                 loaded = _only_curves(loaded)
             _check_real(loaded)
             logs.append(loaded)
-        label = groups.label(value) if groups.names else ""
         stacked = keys_of(stack_runs([one.name for one in runs], logs))
         if weight:
             stacked = {name: smoothed(key, weight) for name, key in stacked.items()}

@@ -1,24 +1,26 @@
 """Prints the last rows of runs; with `-f`, also new ones as they are written.
 
 `-f` ends when all runs have ended, or at Ctrl-C. Runs that are added to a store later
-are followed, too.
+are followed, too, and so are runs that have ended and are resumed or replaced while
+others are running.
 """
 
 import argparse
 import contextlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lox._errors import LoxValueError, StoreError
-from lox._patterns import matches
+from lox._store.followed import Followed
 from lox._store.locations import location_of
 from lox._store.new_rows import NewRows, Row
 from lox._store.reader import Run
-from lox._store.runs import is_run as is_run_at
+from lox._store.run_set import Runs
+from lox._store.runs import is_run as is_run_at, run_directories, runs as runs_of
 from lox._text_curves import printable
 
 from ._arguments import add_keys, positive_seconds
@@ -58,30 +60,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> int:
-    found = {identity(run): run for run in find_runs(arguments.runs)}
     stores = stores_in(arguments.runs) if arguments.follow else []
-    _check_keys(found.values(), arguments)
+    found = _find(arguments.runs, stores)
+    _check_keys(found, arguments)
     printer = _Printer(arguments, has_names=bool(stores) or len(found) > 1)
-    open_runs = {}
-    for name, one in found.items():
-        rows = NewRows(one)
-        ended = one.status != "running"
-        printer.print(one, rows.read(arguments.n))
-        if not ended:
-            open_runs[name] = rows
-    while arguments.follow and open_runs:
+    followed = {
+        identity(one): Followed(one, arguments.key, arguments.n) for one in found
+    }
+    for each in followed.values():
+        printer.print(each.rows, each.update())
+    has_runs = bool(followed)
+    while arguments.follow and (not has_runs or _any_running(followed)):
         time.sleep(arguments.interval)
         if output_is_closed():  # without new rows, printing would not notice it
             raise BrokenPipeError
-        for name, one in _new_runs(stores, found):
-            found[name] = one
-            open_runs[name] = NewRows(one)
-        for name, rows in list(open_runs.items()):
-            ended = rows.run.status != "running"  # before the last rows are read
-            printer.print(rows.run, rows.read())
-            if ended:
-                del open_runs[name]
+        for name, one in _new_runs(stores, followed):
+            followed[name] = Followed(one, arguments.key)
+            has_runs = True
+        for name, each in list(followed.items()):
+            try:
+                rows = each.update()
+            except (OSError, StoreError) as error:
+                if each.exists():
+                    if each.is_new(error):
+                        say(f"error: {error}")
+                else:
+                    say(f"no longer followed, since it was removed: {name}")
+                    del followed[name]
+                continue
+            printer.print(each.rows, rows)
     return 0
+
+
+def _find(given: Sequence[str], stores: Sequence[str]) -> Runs:
+    """The runs that arguments name; stores that are followed may have none yet."""
+    try:
+        return find_runs(given)
+    except StoreError as error:
+        if not stores:
+            raise
+        found = Runs([one for store in stores for one in runs_of(store)])
+        if not found:
+            say(f"waiting for runs: {error}")
+        return found
+
+
+def _any_running(followed: Mapping[str, "Followed"]) -> bool:
+    return any(each.is_running for each in followed.values())
 
 
 def _check_keys(runs: Iterable[Run], arguments: Any) -> None:
@@ -99,12 +124,16 @@ def _check_keys(runs: Iterable[Run], arguments: Any) -> None:
 
 
 def _new_runs(
-    stores: Iterable[str], known: dict[str, Run]
-) -> Iterable[tuple[str, Run]]:
+    stores: Iterable[str], known: Mapping[str, Followed]
+) -> Iterator[tuple[str, Run]]:
     for store in stores:
-        where = location_of(absolute(store))
-        for name in where.names():
-            path = where / name
+        try:
+            directories = run_directories(location_of(absolute(store)))
+        except StoreError:
+            if not known:  # there is nothing else to follow
+                raise
+            continue
+        for path in directories:
             if str(path) not in known and is_run_at(path):
                 with contextlib.suppress(StoreError):  # it may be incomplete now
                     yield str(path), Run(path)
@@ -114,32 +143,31 @@ class _Printer:
     """Prints rows, with the names of runs if there are several."""
 
     def __init__(self, arguments: Any, has_names: bool) -> None:
-        self._patterns = arguments.key
         self._json = arguments.json
         self._has_names = has_names
 
-    def print(self, run: Run, rows: Iterable[Row]) -> None:
+    def print(self, read_by: NewRows, rows: Iterable[Row]) -> None:
+        run, prng_keys = read_by.run, read_by.prng_keys
         for row in rows:
-            values = {
-                name: value
-                for name, value in row.values.items()
-                if self._patterns is None
-                or any(matches(name, x) for x in self._patterns)
-            }
-            if not values:
-                continue
+            values = read_by.select(row)
             if self._json:
                 print(_as_json(run, row, values))
             else:
-                print(self._as_text(run, row, values))
+                print(self._as_text(run, row, values, prng_keys))
         # others may wait for the rows in a pipe
         print(end="", flush=True)
 
-    def _as_text(self, run: Run, row: Row, values: dict[str, Any]) -> str:
+    def _as_text(
+        self,
+        run: Run,
+        row: Row,
+        values: Mapping[str, Any],
+        prng_keys: Mapping[str, str],
+    ) -> str:
         steps = [f"{printable(name)} {to_text(x)}" for name, x in row.steps.items()]
         parts = [styled(" ".join(steps), "dim")] if steps else []
         parts += [
-            f"{printable(name)}={_text_of(value, row.mask)}"
+            f"{printable(name)}={_text_of(value, row.mask, prng_keys.get(name))}"
             for name, value in values.items()
         ]
         name = [styled(printable(run.name), "bold")] if self._has_names else []
@@ -152,11 +180,21 @@ def _as_json(run: Run, row: Row, values: dict[str, Any]) -> str:
     return json.dumps({"run": run.name, "steps": steps, "values": named})
 
 
-def _text_of(value: Any, mask: Any) -> str:
-    """A number, or the mean of an array of numbers."""
+def _text_of(value: Any, mask: Any, impl: str | None) -> str:
+    """A number, the mean of an array of numbers, or PRNG keys: `key<rbg>([0, 7])`.
+
+    Args:
+        value: the value; of PRNG keys, their data.
+        mask: in which lanes the event happened; None if in all.
+        impl: the implementation of PRNG keys; None for numbers.
+    """
     array = np.asarray(value)
     if mask is not None:
         array = array[mask]
+    if impl is not None:
+        shape = array.shape[:-1]
+        shown = f"[{','.join(map(str, shape))}]" if shape else f"({array.tolist()})"
+        return printable(f"key<{impl}>{shown}")
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         return printable(to_text(value))
     finite = array[np.isfinite(array)]

@@ -1,8 +1,12 @@
 """The configs of runs, as JSON-serializable values."""
 
+import argparse
 import dataclasses
+import functools
 import json
 import os
+import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +18,10 @@ from lox._errors import LoxTypeError, describe
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Converts a config to JSON values: arrays to lists, other objects to `repr`."""
+    """Converts a config to JSON values: arrays to lists, other objects to `repr`.
+
+    The result is the same in every process: it has no addresses, and sets are sorted.
+    """
     plain = _plain(config)
     if not isinstance(plain, dict):
         raise LoxTypeError(
@@ -64,27 +71,83 @@ def _refuse(tracer: Any) -> Any:
     )
 
 
-def _plain(value: Any, traced: Callable[[Any], Any] = _refuse) -> Any:
-    """Converts a value to JSON values, and tracers by the function `traced`."""
+def _plain(
+    value: Any,
+    traced: Callable[[Any], Any] = _refuse,
+    outer: frozenset[int] = frozenset(),
+) -> Any:
+    """Converts a value to JSON values.
+
+    Args:
+        value: the value.
+        traced: converts tracers.
+        outer: the `id`s of the objects that contain the value.
+    """
     if isinstance(value, jax.core.Tracer):
         return traced(value)
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if id(value) in outer:  # as in the `repr` of a list that contains itself
+        return "..."
+
+    def inner(x: Any) -> Any:
+        return _plain(x, traced, outer | {id(value)})
+
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
-        return {name: _plain(getattr(value, name), traced) for name in names}
+        return {name: inner(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(key): _plain(x, traced) for key, x in value.items()}
+        return {_key(key): inner(x) for key, x in value.items()}
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        return {name: inner(x) for name, x in vars(value).items()}
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return inner(value.tolist())
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return _array(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(x, traced) for x in value]
+    if isinstance(value, list | tuple):
+        return [inner(x) for x in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(inner, value), key=json.dumps)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if callable(value):  # `repr` would show an address, which differs in every process
+    if isinstance(value, functools.partial):
+        return _partial(value, outer)
+    return _name(value)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+
+
+def _key(key: Any) -> str:
+    """A key of a dict as text."""
+    if isinstance(key, str):
+        return str(key)
+    return _name(key) if callable(key) else _ADDRESS.sub("", str(key))
+
+
+def _name(value: Any) -> str:
+    """A value as text, without addresses, which differ in every process."""
+    if callable(value):
         name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-        return f"{value.__module__}.{name}" if isinstance(name, str) else repr(value)
-    return repr(value)
+        if isinstance(name, str):
+            module = getattr(value, "__module__", None)
+            return f"{module}.{name}" if isinstance(module, str) else name
+    return _ADDRESS.sub("", repr(value))
+
+
+def _partial(value: functools.partial[Any], outer: frozenset[int]) -> str:
+    """A partial as text: the name of its function, and its arguments."""
+
+    def text(x: Any) -> str:
+        plain = _plain(x, _name, outer | {id(value)})
+        is_name = isinstance(plain, str) and not isinstance(x, str)
+        return plain if is_name else repr(plain)
+
+    arguments = [
+        *map(text, (value.func, *value.args)),
+        *(f"{name}={text(x)}" for name, x in value.keywords.items()),
+    ]
+    return f"functools.partial({', '.join(arguments)})"
 
 
 def _array(value: Any) -> Any:
