@@ -365,3 +365,32 @@ def test_captured_counter_is_updated_through_helpers_and_nested_functions():
     for total in (2, 4):
         assert lox.spool(f)(1.0)[1]["n"] == total
         assert counter.count[...] == total
+
+
+def test_attributes_that_the_function_sets_are_kept():
+    class Training:
+        def __init__(self):
+            self.net, self.other = Scale(2.0), Scale(3.0)
+
+        def swap(self, x):
+            self.net, self.other = self.other, self.net
+            swap.calls = getattr(swap, "calls", 0) + 1
+            return self.net(x)
+
+    training = Training()
+    swap = training.swap.__func__
+    first, second = training.net, training.other
+    assert lox.spool(training.swap)(1.0)[0] == 3
+    assert swap.calls == 1
+    assert (training.net, training.other) == (second, first)
+    assert first.w[...] == 2 and second.w[...] == 3
+
+
+def test_function_attributes_are_shared_with_its_copy():
+    def f(x):
+        f.calls += 1
+        return model(x)
+
+    f.calls = 0
+    assert lox.spool(f)(1.0)[0] == 2
+    assert f.calls == 1

@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ def is_searched(kind: type) -> bool:
         return True
     if issubclass(kind, type | types.ModuleType):
         return False
-    is_own = kind.__module__.partition(".")[0] not in _PACKAGES
+    is_own = str(kind.__module__).partition(".")[0] not in _PACKAGES
     return is_own or hasattr(kind, "__wrapped__")  # a function of `lox.spool`
 
 
@@ -104,16 +104,20 @@ class Captured:
                     indices.append(_index(item, self.nodes))
 
     @contextlib.contextmanager
-    def exchanged(self, new: dict[int, Any]) -> Iterator[Any]:
-        """Gives the function with other objects, by the `id` of those that it uses."""
+    def exchanged(self, nodes: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:
+        """Gives the function with other objects instead of `nodes`."""
+        new = {id(node): other for node, other in zip(nodes, others, strict=True)}
+        old = {id(other): node for node, other in zip(nodes, others, strict=True)}
         places = [entry for entry in self._places if id(entry[2]) in new]
         for owner, place, node in places:
             _set(owner, place, new[id(node)])
         try:
             yield self._replaced(new)
         finally:
-            for owner, place, node in places:
-                _set(owner, place, node)
+            for owner, place, _ in places:
+                found = id(_get(owner, place))  # the function may have set another one
+                if found in old:
+                    _set(owner, place, old[found])
 
     def _replaced(self, new: dict[int, Any]) -> Any:
         """The function, copied with other objects."""
@@ -231,6 +235,7 @@ def _copy(fun: types.FunctionType, names: set[Any]) -> types.FunctionType:
         fun.__code__, values, fun.__name__, None, tuple(cells) or None
     )
     new.__defaults__, new.__kwdefaults__ = fun.__defaults__, fun.__kwdefaults__
+    new.__dict__ = fun.__dict__  # what the function writes there is kept
     return new
 
 
@@ -254,6 +259,13 @@ def _places_in(owner: Any) -> Iterator[tuple[Any, Any]]:
             yield None, item
     else:
         yield from attributes_of(owner).items()
+
+
+def _get(owner: Any, place: Any) -> Any:
+    try:
+        return owner[place] if isinstance(owner, dict | list) else getattr(owner, place)
+    except (AttributeError, LookupError):  # the function has removed it
+        return None
 
 
 def _set(owner: Any, place: Any, value: Any) -> None:

@@ -232,9 +232,8 @@ class StatefulCall:
         with nnx.merge_context(_TAG, inner=True) as context:
             nodes = context.merge(*split)
         args, kwargs = _fill(arguments, (*nodes, *self.read_only))
-        new = {id(old): node for old, node in zip(self.nodes, nodes, strict=True)}
         try:
-            with self._captured.exchanged(new) as function:
+            with self._captured.exchanged(self.nodes, nodes) as function:
                 out = function(*args, **kwargs)
         except Exception as error:
             if "trace level" in str(error):
