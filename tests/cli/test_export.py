@@ -473,6 +473,8 @@ def test_export_parquet_of_narrow_and_masked_arrays_keeps_nan(capsys, tmp_path):
 
 @pytest.mark.parametrize("to", ["csv", "parquet"])
 def test_export_escapes_names_that_are_not_valid_unicode(capsys, tmp_path, to):
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
     logs = {"a\ud800": 1.0, "a\\ud800": 2.0}
     lox.save(logs, tmp_path / "store" / "run")
     output(capsys, "export", tmp_path / "store", "--to", to, "-o", tmp_path / "x")

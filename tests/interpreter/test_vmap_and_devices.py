@@ -317,6 +317,41 @@ def test_shard_map_logs_over_one_or_both_of_two_axes():
     assert sorted(set(rows(tapped(jax.jit(one), x), "x"))) == [1, 5, 9, 13]
 
 
+def logging_loop():
+    def body(i, carry):
+        lox.log({"k": 7.0}, step=i)
+        return carry
+
+    return lax.fori_loop(0, 2, body, jnp.zeros(1))
+
+
+def logs_in_derivative(y):
+    """The derivative uses neither `y` nor what the loop computes from it."""
+    step = jax.custom_vjp(lambda y, i: (lox.log({"k": 7.0}, step=i), jnp.sin(y))[1])
+    step.defvjp(lambda y, i: (step(y, i), None), lambda _, ct: (ct * 0.5, None))
+    return lax.fori_loop(0, 2, lambda i, c: step(c, i), y)
+
+
+@pytest.mark.parametrize("ways", ["no input", "unused input", "derivative"])
+def test_loop_in_shard_map_that_uses_no_input_is_tapped_once_per_device(ways):
+    # XLA copied the loop, with its callbacks
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "d")
+    shard_map = partial(jax.shard_map, mesh=mesh, out_specs=P("d"))
+    by_name = {
+        "no input": lambda x: shard_map(logging_loop, in_specs=())(),
+        "unused input": lambda x: shard_map(lambda x: logging_loop(), in_specs=P())(x),
+        "derivative": jax.grad(
+            lambda x: shard_map(logs_in_derivative, in_specs=P("d"))(
+                jnp.stack([x, x])
+            ).sum()
+        ),
+    }
+    calls = []
+    lox.tap(by_name[ways], calls.append)(1.0)
+    found = sorted((int(c.lane["k"]), int(c.step["k"])) for c in calls)
+    assert found == [(lane, i) for lane in range(2) for i in range(2)]
+
+
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_spool_keeps_sharding_of_values(kind):
     mesh = mesh_of("i", kind=getattr(jax.sharding.AxisType, kind))

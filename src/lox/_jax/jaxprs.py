@@ -157,6 +157,39 @@ def without_forwarded(
     return _mark_made_by_lox(new), dropped
 
 
+def uses_inputs(closed: Any) -> bool:
+    """Whether an equation or a result of a jaxpr is one of its inputs, or uses one."""
+    jaxpr = open_jaxpr(closed)
+    inputs = set(jaxpr.invars)
+    used = (*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars))
+    return any(not isinstance(x, Literal) and x in inputs for x in used)
+
+
+def with_used_input(closed: Any) -> Any:
+    """Adds a last input, a scalar, that is used, but changes nothing.
+
+    The first equation with an effect depends on it, since results may not be used.
+    """
+    jaxpr = open_jaxpr(closed)
+    barrier = jax.make_jaxpr(jax.lax.optimization_barrier)(np.float32(0)).eqns[0]
+    new = jex.Var(barrier.invars[0].aval)
+    eqns = list(jaxpr.eqns)
+    for i, eqn in enumerate(eqns):
+        if eqn.effects and eqn.invars and hasattr(eqn.invars[0].aval, "dtype"):
+            first, *others = eqn.invars
+            tied = jex.Var(first.aval)
+            both = [tied, jex.Var(new.aval)]
+            eqns[i] = eqn.replace(invars=[tied, *others])
+            eqns.insert(i, barrier.replace(invars=[first, new], outvars=both))
+            break
+    changed = jaxpr.replace(
+        invars=[*jaxpr.invars, new],
+        eqns=eqns,
+        debug_info=_unnamed(jaxpr.debug_info),
+    )
+    return changed if closed is jaxpr else jex.ClosedJaxpr(changed, closed.consts)
+
+
 def hijax(eqn: JaxprEqn) -> Any:
     """The high-level primitive that `eqn` calls, or None."""
     return hijax_of(eqn.primitive, eqn.params)

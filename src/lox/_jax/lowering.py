@@ -5,7 +5,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import compat, patches, primitives, rule_tables
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from . import compat, jaxprs, patches, primitives, rule_tables
 from .patches import Patch, UnavailableError
 
 
@@ -51,6 +55,24 @@ def _inline_calls_without_arguments(effect: Any) -> None:
     rule_tables.wrap_lowering(
         primitives.jit_p, lower, lambda params: effect in params["jaxpr"].effects
     )
+
+
+def lower_with_used_input(
+    rule: Callable[..., Any], ctx: Any, args: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Lowers a `shard_map` that uses none of its inputs with one more, which it uses.
+
+    To XLA's inliner, it is a call without arguments: see above.
+    """
+    jaxpr = jaxprs.with_used_input(params["jaxpr"])
+    aval = jaxprs.open_jaxpr(jaxpr).invars[-1].aval
+    in_specs = (*params["in_specs"], jax.sharding.PartitionSpec())
+    inner = ctx.replace(avals_in=[*ctx.avals_in, aval])
+    zero = mlir.ir_constant(np.zeros(aval.shape, aval.dtype))
+    changed = {**params, "jaxpr": jaxpr, "in_specs": in_specs}
+    outs = rule(inner, *args, zero, **changed)
+    ctx.set_tokens_out(inner.tokens_out)
+    return outs
 
 
 def _refuse_calls_without_arguments(patch: Patch, effect: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lox._errors import UnsupportedPrimitiveError
 from lox._events.event import Event
-from lox._jax import primitives, rule_tables
+from lox._jax import jaxprs, lowering, primitives, rule_tables
 from lox._jax.patches import Patch
 
 from .missing import events_in, reject
@@ -40,4 +40,7 @@ def _lower_shard_map(
             "or the logger outside the outer `jax.shard_map`; or give `lox.tap` "
             "`ordered=False`; or split all axes of the mesh in one `jax.shard_map`."
         )
+    if not jaxprs.uses_inputs(params["jaxpr"]):
+        # XLA (as of JAX 0.12) would copy its loops dozens of times
+        return lowering.lower_with_used_input(rule, ctx, args, params)
     return rule(ctx, *args, **params)
