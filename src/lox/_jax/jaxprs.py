@@ -175,7 +175,7 @@ def with_used_input(closed: Any) -> Any:
     new = jex.Var(barrier.invars[0].aval)
     eqns = list(jaxpr.eqns)
     for i, eqn in enumerate(eqns):
-        if eqn.effects and eqn.invars and hasattr(eqn.invars[0].aval, "dtype"):
+        if eqn.effects and eqn.invars and _is_array(eqn.invars[0].aval):
             first, *others = eqn.invars
             tied = jex.Var(first.aval)
             both = [tied, jex.Var(new.aval)]
@@ -188,6 +188,10 @@ def with_used_input(closed: Any) -> Any:
         debug_info=_unnamed(jaxpr.debug_info),
     )
     return changed if closed is jaxpr else jex.ClosedJaxpr(changed, closed.consts)
+
+
+def _is_array(aval: Any) -> bool:
+    return isinstance(aval, jax.core.ShapedArray)
 
 
 def hijax(eqn: JaxprEqn) -> Any:
