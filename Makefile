@@ -13,7 +13,7 @@ VIEWERS := tests/page/test_browser.py tests/test_notebooks.py
 # Modules are compiled when they are first imported; most of them never are. Without
 # bytecode, importing JAX takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := --disable-pip-version-check install --quiet --no-compile
+INSTALL := --disable-pip-version-check install --quiet --quiet --no-compile
 
 .PHONY: help demo test fuzz faults canary survival libraries trackers jobs viewers \
 	docs lint types bench clean

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import pjit
+from jax.sharding import NamedSharding, PartitionSpec
 
 from lox._jax import jaxprs, primitives
 
@@ -32,8 +33,7 @@ def without_compiling() -> Iterator[None]:
             return compiled(*args, jaxpr=jaxpr, **params)
         with np.errstate(all="ignore"):
             outs = evaluate(jaxpr, args)
-        # up to 0.9, JAX would make constants of NumPy arrays
-        return list(map(jnp.asarray, outs)), None, None, []
+        return list(map(_jax_array, outs)), None, None, []
 
     pjit._pjit_call_impl_python = call
     _evaluating.append(True)
@@ -70,8 +70,10 @@ def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
     jaxpr = closed.jaxpr
     env = dict(zip(jaxpr.constvars, map(_numpy, closed.consts), strict=True))
     for var, x in zip(jaxpr.invars, args, strict=True):
-        # up to 0.9, Python numbers among the arguments
-        env[var] = x if _is_key(x) else np.asarray(x, var.aval.dtype)
+        value = _numpy(x)
+        if type(value) is np.ndarray:  # up to 0.9, arguments may be Python numbers
+            value = np.asarray(value, var.aval.dtype)
+        env[var] = value
 
     def read(atom: Any) -> Any:
         if isinstance(atom, jaxprs.Literal):
@@ -86,7 +88,18 @@ def evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
 
 def _numpy(x: Any) -> Any:
     """As a NumPy array; PRNG keys, which NumPy does not have, stay as they are."""
-    return x if _is_key(x) else np.asarray(x)
+    if _is_key(x) or isinstance(x, DeviceValues):
+        return x
+    if isinstance(x, jax.Array) and len(x.devices()) > 1 and x.is_fully_replicated:
+        mesh, shards = x.sharding.mesh, x.addressable_shards
+        own = {shard.device: np.asarray(shard.data) for shard in shards}
+        return _joined(mesh, {at: own[d] for at, d in np.ndenumerate(mesh.devices)})
+    return np.asarray(x)
+
+
+def _jax_array(x: Any) -> Any:
+    # up to 0.9, JAX would make constants of NumPy arrays
+    return x.as_jax() if isinstance(x, DeviceValues) else jnp.asarray(x)
 
 
 def _is_key(x: Any) -> bool:
@@ -108,6 +121,8 @@ def _evaluate(eqn: Any, args: list[Any]) -> list[Any]:
     inner = _called(eqn)
     if inner is not None:
         return evaluate(inner, args)
+    if any(isinstance(x, DeviceValues) for x in args):
+        return _on_each_device(lambda own: _evaluate(eqn, own), args)
     operation = _OPERATIONS.get(name)
     if operation is not None and all(type(x) is np.ndarray for x in args):
         out = operation(params, *args)
@@ -145,6 +160,9 @@ def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
 
 
 def _stacked(rows: Sequence[Any]) -> Any:
+    if any(isinstance(row, DeviceValues) for row in rows):
+        (out,) = _on_each_device(lambda own: [np.stack(own)], rows)
+        return out
     return (np if type(rows[0]) is np.ndarray else jnp).stack(list(rows))
 
 
@@ -172,24 +190,92 @@ def _where(running: Any, new: Any, old: Any) -> Any:
 _device: dict[str, tuple[int, int]] = {}
 
 
+class DeviceValues:
+    """An array of which each device has its own values, by the place of the device.
+
+    Where branches differ between devices, JAX's type of a residual may say that all
+    devices have the same values. They then leave the `shard_map` without an axis, and
+    each device gets back its own in the backward pass.
+    """
+
+    def __init__(self, mesh: Any, values: dict[tuple[int, ...], Any]):
+        self.mesh = mesh
+        self.values = values
+
+    @property
+    def ndim(self) -> int:
+        return next(iter(self.values.values())).ndim
+
+    def __getitem__(self, index: Any) -> "DeviceValues":
+        return DeviceValues(
+            self.mesh, {place: own[index] for place, own in self.values.items()}
+        )
+
+    def as_jax(self) -> jax.Array:
+        values = self.values.items()
+        arrays = [jax.device_put(own, self.mesh.devices[at]) for at, own in values]
+        return jax.make_array_from_single_device_arrays(
+            arrays[0].shape, NamedSharding(self.mesh, PartitionSpec()), arrays
+        )
+
+
+def _joined(mesh: Any, values: dict[tuple[int, ...], Any]) -> Any:
+    """One array if it is the same on all devices."""
+    first, *others = values.values()
+    if all(first.tobytes() == other.tobytes() for other in others):
+        return first
+    return DeviceValues(mesh, values)
+
+
+def _on_each_device(
+    function: Callable[[list[Any]], list[Any]], args: Sequence[Any]
+) -> list[Any]:
+    """The results of operations outside a `shard_map`, which every device executes."""
+    differing = next(x for x in args if isinstance(x, DeviceValues))
+    results = {
+        place: function([_on_device(x, place) for x in args])
+        for place in differing.values
+    }
+    return [
+        _joined(differing.mesh, dict(zip(results, column, strict=True)))
+        for column in zip(*results.values(), strict=True)
+    ]
+
+
+def _on_device(x: Any, place: tuple[int, ...]) -> Any:
+    return x.values[place] if isinstance(x, DeviceValues) else x
+
+
 def _shard_map(params: dict[str, Any], args: list[Any]) -> list[Any]:
     """Evaluates the program of one device after the other, without collectives."""
-    sizes = dict(params["mesh"].shape)
-    outs: list[Any] = []
+    mesh, out_specs = params["mesh"], params["out_specs"]
+    sizes = dict(mesh.shape)
+    places = list(itertools.product(*map(range, sizes.values())))
+    outs: list[dict[Any, Any]] = [{} for _ in out_specs]
     before = dict(_device)
-    for place in itertools.product(*map(range, sizes.values())):
+    for place in places:
         _device.update(zip(sizes, zip(place, sizes.values(), strict=True), strict=True))
-        blocks = zip(args, params["in_specs"], strict=True)
+        own = [_on_device(x, place) for x in args]
+        blocks = zip(own, params["in_specs"], strict=True)
         parts = evaluate(params["jaxpr"], [x[_block(x, spec)] for x, spec in blocks])
-        for n, (part, spec) in enumerate(zip(parts, params["out_specs"], strict=True)):
-            if len(outs) == n:
-                counts = [_place(names)[1] for names in _by_axis(spec, part.ndim)]
-                shape = np.multiply(part.shape, counts).astype(int)
-                outs.append(np.zeros(shape, part.dtype))
-            outs[n][_block(outs[n], spec)] = part
+        for arrays, part, spec in zip(outs, parts, out_specs, strict=True):
+            counts = [_place(names)[1] for names in _by_axis(spec, part.ndim)]
+            shape = np.multiply(part.shape, counts).astype(int)
+            copy = _copy(sizes, place, spec)
+            array = arrays.setdefault(copy, np.zeros(shape, part.dtype))
+            array[_block(array, spec)] = part
     _device.clear()
     _device.update(before)
-    return outs
+    return [
+        _joined(mesh, {place: arrays[_copy(sizes, place, spec)] for place in places})
+        for arrays, spec in zip(outs, out_specs, strict=True)
+    ]
+
+
+def _copy(sizes: dict[str, int], place: tuple[int, ...], spec: Any) -> tuple[int, ...]:
+    """Which copy of a global array the device has a part of."""
+    sharded = {name for names in _by_axis(spec, len(spec)) for name in names}
+    return tuple(i for i, name in zip(place, sizes, strict=True) if name not in sharded)
 
 
 def _by_axis(spec: Any, ndim: int) -> list[tuple[str, ...]]:

@@ -90,4 +90,34 @@ FOUND: list[tuple[str, int, Program]] = [
     ),
     # a constant was a Python number in spooled logs
     ("orders", 2010782, (Statement("checkpoint", 0, ((Statement("log"),),)),)),
+    # evaluated with NumPy, all devices got the first one's residual of a branch
+    (
+        "orders",
+        1020085,
+        (
+            Statement(
+                "switch",
+                0,
+                (
+                    (
+                        Statement(
+                            "fori",
+                            2,
+                            (
+                                (
+                                    Statement(
+                                        "logging_custom_vjp",
+                                        0,
+                                        ((Statement("log_constant"),),),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                    (Statement("update"),),
+                    (Statement("watch"),),
+                ),
+            ),
+        ),
+    ),
 ]
