@@ -351,7 +351,7 @@ def test_warning_from_callback_names_line_of_program():
 
     logger = lox.loggers.MultiLogger()
     state = logger.init(jax.random.key(0))
-    with pytest.warns(lox.LoxWarning, match="3 rows of 'i' were dropped") as seen:
+    with pytest.warns(lox.LoxWarning, match="dropped: 3 rows of 'i'") as seen:
         jax.jit(logger.spool(f, state, capacity=2))(5)
         jax.effects_barrier()
     assert {warning.filename for warning in seen} == {__file__}

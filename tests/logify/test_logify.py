@@ -259,7 +259,7 @@ def test_bad_input_raises_error_with_remedy():
 
 def test_capacity_reports_values_beyond_it():
     _, logs = logify.logify(in_while, capacity=2)(jnp.arange(3.0))
-    with pytest.warns(lox.LoxWarning, match=r"1 row of 'x \(append\)' was dropped"):
+    with pytest.warns(lox.LoxWarning, match=r"dropped: 1 row of 'x \(append\)'"):
         assert logs.asdict()["x"]["append"].tolist() == [0, 1]
 
 

@@ -27,9 +27,7 @@ def test_capacity_keeps_the_rows_that_happened():
 
 
 def test_capacity_reports_rows_beyond_it():
-    with pytest.warns(
-        lox.LoxWarning, match=r"4 rows of 'i' were dropped.*Add 4"
-    ) as seen:
+    with pytest.warns(lox.LoxWarning, match=r"dropped: 4 rows of 'i'.*Add 4") as seen:
         logs = lox.spool(counted, capacity=3)(7)[1]
     assert logs["i"].tolist() == [0, 1, 2]
     assert seen[0].filename == __file__
@@ -42,12 +40,27 @@ def test_capacity_reports_rows_beyond_it():
         lambda: logs.reduce("last").compact(),
         lambda: (logs + logs).compact(),
     ):
-        with pytest.warns(lox.LoxWarning, match="rows of 'i' were dropped"):
+        with pytest.warns(lox.LoxWarning, match="dropped: . rows of 'i'"):
             use()
     logs = jax.vmap(lox.spool(counted, capacity=3))(jnp.array([2, 7, 5]))[1]
     assert logs.dropped["i"].tolist() == [0, 4, 2]
     with pytest.warns(lox.LoxWarning, match=r"6 rows of 'i'.*in 2 lanes.*Add 4"):
         assert logs.compact()["i"].shape == (3, 3)
+
+
+def test_capacity_reports_rows_of_all_keys_and_lanes_in_one_warning():
+    def body(i):
+        lox.log({"a": i, "b": -i})
+        return i + 1
+
+    def counted(n):
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    logs = jax.vmap(lox.spool(counted, capacity=3))(jnp.array([2, 7, 5]))[1]
+    with pytest.warns(lox.LoxWarning, match="6 rows of 'b' in 2 lanes. Add 4") as seen:
+        lanes = logs.lanes()
+    assert len(seen) == 1
+    assert [lane["a"].tolist() for lane in lanes] == [[0, 1], [0, 1, 2], [0, 1, 2]]
 
 
 def test_capacity_does_not_apply_to_loops_of_static_length():
@@ -205,9 +218,9 @@ def test_capacity_returns_one_number_of_rows_for_keys_of_one_event():
     del logs["i"]
     copied = jax.tree.map(lambda x: x, logs)
     assert list(copied.mask) == list(copied.dropped) == ["double", "other"]
-    with pytest.warns(lox.LoxWarning, match="2 rows of") as seen:
+    dropped = "2 rows of 'double', 2 rows of 'other'"
+    with pytest.warns(lox.LoxWarning, match=dropped):
         assert copied.compact()["double"].tolist() == [0, 2, 4]
-    assert len(seen) == 2
 
 
 def test_capacity_inside_scan_keeps_the_rows_of_each_iteration():

@@ -322,20 +322,31 @@ class logdict(MetadataDict):
         Rows that happened only in some lanes keep their mask; `lanes()` separates them.
         Warns about rows that were dropped because they exceeded the `capacity`.
         """
+        if self._metadata.mask:
+            self._warn_of_dropped()
+        return self._compacted()
+
+    def _compacted(self) -> "logdict":
         if not self._metadata.mask:
             return self
         keys = compacted_keys((name, self._counted_key(name)) for name in self)
-        self._warn_of_dropped()
         return self._with(keys.items())
 
     def _warn_of_dropped(self) -> None:
-        for key, count in self._dropped_on_host().items():
+        dropped = self._dropped_on_host()
+        if not dropped:
+            return
+        counts = []
+        for key, count in dropped.items():
+            rows = "row" if count.sum() == 1 else "rows"
             lanes = f" in {np.count_nonzero(count)} lanes" if count.ndim else ""
-            rows, were = ("row", "was") if count.sum() == 1 else ("rows", "were")
-            warn(
-                f"{count.sum()} {rows} of {key!r} {were} dropped{lanes}: there were "
-                f"more than the `capacity`. Add {count.max()} to it, or reduce {key!r}."
-            )
+            counts.append(f"{count.sum()} {rows} of {key!r}{lanes}")
+        more = max(count.max() for count in dropped.values())
+        reduced = repr(*dropped) if len(dropped) == 1 else "these keys"
+        warn(
+            "More rows were logged than the `capacity`, and were dropped: "
+            f"{', '.join(counts)}. Add {more} to it, or reduce {reduced}."
+        )
 
     def lanes(self) -> list["logdict"]:
         """Splits the logs into one logdict per lane of the outermost `vmap`.
@@ -354,8 +365,9 @@ class logdict(MetadataDict):
                 f"`lanes` found lane axes of different lengths ({sorted(sizes)}); "
                 "select the keys of one `vmap` first, with `filter`."
             )
+        self._warn_of_dropped()  # once, instead of per lane
         return [
-            self._with((name, key.lane(i)) for name, key in keys.items()).compact()
+            self._with((name, key.lane(i)) for name, key in keys.items())._compacted()
             for i in range(sizes.pop())
         ]
 
