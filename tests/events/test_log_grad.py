@@ -168,11 +168,21 @@ def test_nolog_removes_log_grad(program):
 def test_grad_of_spool_leaves_cotangents_to_a_transformation_outside(program, capsys):
     fun = functools.partial(program, logged)
     inner = jax.grad(lambda x: lox.spool(fun)(x)[0])
-    assert_close(inner(X), jax.grad(fun)(X))
+    with pytest.warns(lox.LoxWarning, match="'dh'.*only by a derivative, and is not"):
+        gradient = inner(X)
+    assert_close(gradient, jax.grad(fun)(X))
     jax.effects_barrier()
     printed = capsys.readouterr().out
     assert printed.count("dh") == STEPS  # of `jax.grad(fun)` alone
+    # there is no warning of what is collected or removed
     check_rows(lox.spool(inner)(X)[1], cotangents(program, X))
+    kept = lox.spool(inner, keep_logs=True)
+    check_rows(jax.jit(kept)(X)[1], cotangents(program, X))
+    rows = []
+    lox.tap(inner, rows.append)(X)
+    assert len(rows) == STEPS
+    lox.nolog(inner)(X)
+    jax.grad(lambda x: lox.spool(fun, keep_logs=True)(x)[0])(X)
     assert not lox.spool(fun)(X)[1]
 
 
@@ -208,8 +218,10 @@ def test_values_and_cotangents_are_logged_together(program):
     order = [(key, int(row.step[key])) for row in rows for key in row]
     backward = [("dh", i) for i in reversed(range(STEPS))]
     assert order == [*(("h", i) for i in range(STEPS)), *backward]
-    (_, forward), _ = jax.value_and_grad(lox.spool(fun), has_aux=True)(X)
+    with pytest.warns(lox.LoxWarning, match="only by a derivative"):
+        (_, forward), _ = jax.value_and_grad(lox.spool(fun), has_aux=True)(X)
     assert list(forward) == ["h"]
+    jax.grad(lambda x: lox.spool(fun, argnames="h")(x)[0])(X)  # "dh" is not asked for
     assert_close(forward["h"], expected[0])
 
 

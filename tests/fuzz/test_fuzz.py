@@ -14,7 +14,7 @@ from tests.interpreter.test_mixed_oracle import CAPACITY, LANES, Program
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`lox.observe` found no loop",
-    "ignore:.*is logged only by a derivative rule",
+    "ignore:.*is logged only by a derivative",
 )
 
 # the other checks have separate tests

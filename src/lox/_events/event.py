@@ -143,6 +143,8 @@ class Route:
             then ignore it.
         quiet: whether the event has passed through a transformation, and is therefore
             not printed by default.
+        missed: whether it is a cotangent that a transformation inside the derivative
+            selects, but cannot collect.
         ordered: whether the sink receives the event in program order.
         devices: the number of devices that run the program; known when the program is
             lowered.
@@ -154,6 +156,7 @@ class Route:
 
     sink: Sink | None = None
     quiet: bool = False
+    missed: bool = False
     ordered: bool = False
     devices: int = 1
     local_devices: int = 0

@@ -35,6 +35,7 @@ from lox._jax.early_patches import JACFWD, called_by_jacfwd
 from lox._source import warn
 
 from .event import Event, default
+from .missed import warn_of_derivative
 from .not_traced import warn_if_early
 
 
@@ -104,6 +105,8 @@ def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
 @log_p.def_impl
 def _impl(*operands: Any, event: Event) -> list[Any]:
     check(event)
+    if event.route.missed:
+        warn_of_derivative(event.call.keys, event.call.source)
     if not event.route.quiet:
         count = len(operands) - event.layout.anchors
         sink = event.route.sink or default.sink
@@ -126,6 +129,8 @@ def check(event: Event) -> None:
 
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     check(event)
+    if event.route.missed:
+        warn_of_derivative(event.call.keys, event.call.source)
     if event.route.quiet:
         return []
     if event.call.early and event.route.sink is None:

@@ -38,6 +38,12 @@ class Selection:
     def selects_key(self, key: str) -> bool:
         return self.argnames is None or matches_any(key, self.argnames)
 
+    def keys_of(self, event: Event) -> set[str]:
+        """The selected keys of an event."""
+        if not self.selects_event(event):
+            return set()
+        return set(filter(self.selects_key, event.call.keys))
+
     def unmatched(self, keys: Iterable[str]) -> list[str]:
         """The `argnames` that match no key."""
         return unmatched(self.argnames or (), keys)

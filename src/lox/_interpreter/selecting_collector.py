@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lox._events.event import Event
+from lox._events.missed import warn_of_derivative
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
-from lox._source import Source, warn
 
 from .handlers import Collector, Handler, Rewriter, State
 from .rows import Record
@@ -59,9 +59,7 @@ class SelectingCollector(Collector):
         raise NotImplementedError
 
     def selected_keys(self, event: Event) -> set[str]:
-        if not self._selection.selects_event(event):
-            return set()
-        return set(filter(self._selection.selects_key, event.call.keys))
+        return self._selection.keys_of(event)
 
     def bind_remaining(
         self, event: Event, operands: Sequence[Any], selected: set[str]
@@ -71,13 +69,14 @@ class SelectingCollector(Collector):
         remaining = keys if self._keep else keys - selected
         if remaining and not self._outermost:
             part, values = event.select_keys(remaining.__contains__, operands)
-            log_p.bind(*values, event=part.with_route(quiet=True))
+            missed = part.route.missed and not (self._keep and selected)
+            log_p.bind(*values, event=part.with_route(quiet=True, missed=missed))
 
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
         return _RuleEventRemover(self, lines, warns=not self._keep)
 
     def for_cotangents(self) -> Handler:
-        return _CotangentSilencer(self._selection.api)
+        return _CotangentSilencer(self._selection, warns=not self._keep)
 
 
 class _RuleEventRemover(Rewriter):
@@ -109,36 +108,25 @@ class _RuleEventRemover(Rewriter):
         removed = selected - self._keys_of_function
         if removed and self._warns:
             keys = [key for key in event.call.keys if key in removed]
-            _warn_of_rule(keys, event.call.source)
+            warn_of_derivative(keys, event.call.source)
 
 
 class _CotangentSilencer(Rewriter):
     """Suppresses printing of cotangents, which the transformed function does not log.
 
-    They stay in the program, for a transformation around the derivative.
+    They stay in the program, for a transformation around the derivative. If there is
+    none, a warning says so.
     """
 
-    def __init__(self, api: str) -> None:
-        self._api = api
-        self.memo_key = ("silence cotangents", api)
+    def __init__(self, selection: Selection, warns: bool) -> None:
+        self._selection = selection
+        self._warns = warns
+        self.memo_key = ("silence cotangents", selection, warns)
 
     def wants(self, event: Event) -> bool:
-        return event.route.sink is None and event.call.api == self._api
+        return event.route.sink is None and event.call.api == self._selection.api
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        log_p.bind(*operands, event=event.with_route(quiet=True))
-
-
-_warned: dict[Any, Any] = {}  # the registry of `warnings`: one warning per line
-
-
-def _warn_of_rule(keys: list[str], source: Source) -> None:
-    warn(
-        f"{', '.join(map(repr, keys))}, logged at {source}, is logged only by a "
-        "derivative rule. A transformation inside a derivative, as in "
-        "`jax.grad(lox.tap(f))`, collects what the function itself logs. To collect "
-        "this as well, transform the derivative: `lox.tap(jax.grad(f))`. To remove it "
-        "without this warning, use `lox.nolog` in the rule.",
-        source,
-        _warned,
-    )
+        missed = self._warns and bool(self._selection.keys_of(event))
+        route = {"quiet": True, "missed": missed or event.route.missed}
+        log_p.bind(*operands, event=event.with_route(**route))
