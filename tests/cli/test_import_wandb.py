@@ -33,14 +33,22 @@ def history(step, values):
     return field(2, items + field(2, field(1, step)))
 
 
-def write_wandb(path, rows, started, run="id", project="p", config=None, name="n"):
-    """Writes a `.wandb` file whose rows are pairs of a step and its values."""
+def write_wandb(
+    path, rows, started, run="id", project="p", config=None, name="n", metrics=()
+):
+    """Writes a `.wandb` file whose rows are pairs of a step and its values.
+
+    `metrics` are pairs of a metric, or a pattern, and its step metric.
+    """
     items = b"".join(
         field(1, field(1, key) + field(16, json.dumps(value)))
         for key, value in (config or {}).items()
     )
     head = field(1, run) + field(3, project) + field(4, items) + field(8, name)
     records = [field(17, head + field(17, field(1, started)))]
+    for metric, step in metrics:
+        named = field(2 if metric.endswith("*") else 1, metric)
+        records.append(field(12, named + (field(4, step) if step else b"")))
     records += [history(step, values) for step, values in rows]
     records.append(field(18, field(1, 0)))
     data = b":W&B\xe1\xbe\x00"
@@ -68,6 +76,48 @@ def test_import_skips_media_of_wandb(capsys, tmp_path):
     (run,) = lox.runs(tmp_path / "store")
     logs = {name: values.tolist() for name, values in run.load().items()}
     assert logs == {"loss": [1.0, 2.0], "a/c": [3]}
+
+
+def test_import_uses_step_metrics_of_wandb(capsys, tmp_path):
+    rows = [
+        (0, {"loss": 1.0, "val/loss": 3.0, "step": 0, "epoch": 0.5, "data": 7}),
+        (1, {"loss": 2.0, "val/loss": 4.0, "step": 10, "epoch": 1.5, "data": 8}),
+        (2, {"only": 5.0, "other": 6.0, "epoch": 2.5, "val/sometimes": 1}),
+        (3, {"val/sometimes": 2}),
+    ]
+    metrics = [
+        ("val/*", "epoch"),
+        ("loss", "step"),
+        ("epoch", ""),
+        ("only", "only"),
+        ("other", "data"),
+        ("val/reserved", "data"),
+    ]
+    rows[1][1]["val/reserved"] = 9
+    path = tmp_path / "run.wandb"
+    write_wandb(path, rows, started=100, metrics=metrics)
+    output(capsys, "import", path, "-o", tmp_path / "store")
+    (run,) = lox.runs(tmp_path / "store")
+    logs = run.load()
+    steps = {
+        (name, key): values.tolist()
+        for name, by_key in logs.steps.items()
+        for key, values in by_key.items()
+    }
+    assert steps == {
+        ("step", "loss"): [0, 10],
+        ("epoch", "val/loss"): [0.5, 1.5],
+        # there are rows of these without their step metric
+        ("step", "other"): [2],
+        ("step", "val/sometimes"): [2, 3],
+        ("step", "only"): [2],
+        # `logs.data` has another meaning
+        ("step", "val/reserved"): [8],
+        # these are not only steps of other keys
+        ("step", "epoch"): [0, 1, 2],
+        ("step", "data"): [0, 1],
+    }
+    assert logs["val/loss"].tolist() == [3.0, 4.0]
 
 
 def test_import_joins_wandb_files_of_one_run(capsys, tmp_path):

@@ -27,12 +27,11 @@ class WandbFileError(LoxError, ValueError):
     """A file that is not a `.wandb` file, or is damaged."""
 
 
-class Number(NamedTuple):
-    """One number of the history."""
+class Row(NamedTuple):
+    """The numbers of one row of the history, and W&B's own step."""
 
-    key: str
     step: int
-    value: int | float | bool
+    numbers: dict[str, int | float | bool]
 
 
 class WandbRun:
@@ -45,7 +44,9 @@ class WandbRun:
         run_id: the identifier of the run.
         name: its name in W&B, which may be empty.
         config: its config.
-        numbers: the numbers of its history.
+        rows: its history.
+        step_metrics: for names of metrics, or patterns of names, the metric that
+            `define_metric` has made their x-axis.
         skipped: how many values of the history were not numbers.
         started, ended: when it was started and last written, or None.
         exit_code: its exit code; None if it has not ended.
@@ -55,7 +56,8 @@ class WandbRun:
     def __init__(self, path: str) -> None:
         self.run_id = self.name = self.damage = ""
         self.config: dict[str, Any] = {}
-        self.numbers: list[Number] = []
+        self.rows: list[Row] = []
+        self.step_metrics: dict[str, str] = {}
         self.skipped = 0
         self.started: float | None = None
         self.ended: float | None = None
@@ -77,6 +79,10 @@ class WandbRun:
             self._add_history(grouped(history))
         for config in record.get(5, ()):
             self._add_config(grouped(config))
+        for metric in map(grouped, record.get(12, ())):
+            if 4 in metric:
+                name = (metric.get(1) or metric.get(2, [b""]))[0]
+                self.step_metrics[to_text(name)] = to_text(metric[4][0])
         for run in record.get(17, ()):
             self._add_run(grouped(run))
         for end in record.get(18, ()):
@@ -129,11 +135,9 @@ class WandbRun:
         if isinstance(time, int | float):
             self.ended = time
         values.pop("_runtime", None)
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self.numbers.append(Number(name, int(step or 0), value))
-            else:
-                self.skipped += 1
+        numbers = {k: x for k, x in values.items() if isinstance(x, int | float)}
+        self.skipped += len(values) - len(numbers)
+        self.rows.append(Row(int(step or 0), numbers))
 
 
 def run_identity(path: str) -> tuple[str, str, str] | None:

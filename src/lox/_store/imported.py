@@ -18,6 +18,20 @@ from .format import RUN_FILE, TEMPORARY, read_json, write_json
 from .writer import Writer
 
 
+class Curve(NamedTuple):
+    """The rows of one key.
+
+    Attributes:
+        steps: the step of each row.
+        values: the value of each row.
+        step_name: the name of the step.
+    """
+
+    steps: list[int | float]
+    values: list[int | float]
+    step_name: str = "step"
+
+
 class ImportedRun(NamedTuple):
     """A run to write to a store.
 
@@ -27,7 +41,7 @@ class ImportedRun(NamedTuple):
         started: when it was started, in seconds since 1970.
         ended: when it has ended.
         status: how it has ended.
-        curves: the steps and the values of each key.
+        curves: the rows of each key.
     """
 
     name: str
@@ -35,7 +49,7 @@ class ImportedRun(NamedTuple):
     started: float
     ended: float
     status: str
-    curves: Mapping[str, tuple[list[int], list[Any]]]
+    curves: Mapping[str, Curve]
 
 
 def write_imported(run: ImportedRun, store: pathlib.Path, replace: bool) -> None:
@@ -74,9 +88,11 @@ def _write(run: ImportedRun, path: pathlib.Path) -> None:
     write_json(path / RUN_FILE, {**description, **known})
     writer = Writer(path, timed=False)  # the times of its rows are not known
     if run.curves:
-        values = {name: _array(x) for name, (_, x) in run.curves.items()}
-        steps = {name: np.array(x) for name, (x, _) in run.curves.items()}
-        writer.write(logdict(values, {"step": steps}, stacked=True))
+        values = {name: _array(curve.values) for name, curve in run.curves.items()}
+        steps: dict[str, dict[str, Any]] = {}
+        for name, curve in run.curves.items():
+            steps.setdefault(curve.step_name, {})[name] = _array(curve.steps)
+        writer.write(logdict(values, steps, stacked=True))
     writer.finish()
     writer.close()
     if run.curves:
@@ -85,7 +101,7 @@ def _write(run: ImportedRun, path: pathlib.Path) -> None:
         write_json(listed, {**read_json(listed), **ending})
 
 
-def _array(values: list[Any]) -> Any:
+def _array(values: list[int | float]) -> Any:
     array = np.array(values)
     # integers beyond 64 bits
     return array if array.dtype.kind in "biuf" else array.astype(np.float64)

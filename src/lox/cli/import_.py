@@ -3,7 +3,8 @@
 PATH is a `.wandb` file of an offline run, an event file of TensorBoard, or a directory
 that is searched for them. Each W&B run, and each directory with event files, becomes a
 run; the files of a W&B run that was resumed are joined. Numbers are imported, with
-their steps; images, histograms and text are not.
+their steps: for W&B, the step metric of `define_metric`, or W&B's own step. Images,
+histograms and text are not imported.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from typing import Any
 
 from lox._errors import LoxError, LoxValueError
 from lox._event_files.reader import Events, is_event_file
-from lox._event_files.wandb_file import WandbRun, run_identity
-from lox._store.imported import ImportedRun, write_imported
+from lox._event_files.wandb_file import Row, WandbRun, run_identity
+from lox._logs.logdict import RESERVED
+from lox._store.imported import Curve, ImportedRun, write_imported
 from lox._text_curves import printable
 
 from ._output import print_json, say
@@ -63,7 +65,7 @@ def run(arguments: Any) -> int:
             say(f"error: {error}")
             failed = True
             continue
-        rows = max((len(steps) for steps, _ in found.curves.values()), default=0)
+        rows = max((len(curve.steps) for curve in found.curves.values()), default=0)
         path = str(store / found.name)
         imported.append(
             {"name": found.name, "path": path, "keys": len(found.curves), "rows": rows}
@@ -155,16 +157,15 @@ def _read_wandb(files: list[str]) -> ImportedRun:
         parts.append((started, path, part))
         _report(path, part.damage, {"values": part.skipped})
     parts.sort(key=lambda each: each[:2])
-    curves: dict[str, tuple[list[int], list[Any]]] = {}
     config: dict[str, Any] = {}
+    step_metrics: dict[str, str] = {}
+    rows: list[Row] = []
     title = ""
     for _, _, part in parts:
         config |= part.config
+        step_metrics |= part.step_metrics
+        rows += part.rows
         title = part.name or title
-        for number in part.numbers:
-            steps, values = curves.setdefault(number.key, ([], []))
-            steps.append(number.step)
-            values.append(number.value)
     last = parts[-1][2]
     name = f"{title}-{last.run_id}" if title else last.run_id
     status = "killed"
@@ -172,22 +173,59 @@ def _read_wandb(files: list[str]) -> ImportedRun:
         status = "failed" if last.exit_code else "finished"
     started = parts[0][0]
     ended = max(max(part.ended or started, started) for started, _, part in parts)
+    curves = _curves(rows, step_metrics)
     return ImportedRun(_run_name(name), config, started, ended, status, curves)
+
+
+def _curves(rows: list[Row], step_metrics: dict[str, str]) -> dict[str, Curve]:
+    """The curves of all keys, over their step metric if all of their rows have it.
+
+    A metric that is only the step of others is not a curve.
+    """
+    rows_of: dict[str, list[Row]] = {}
+    for row in rows:
+        for key in row.numbers:
+            rows_of.setdefault(key, []).append(row)
+    metric_of = {key: _step_metric(key, step_metrics) for key in rows_of}
+    users: dict[str, set[int]] = {}  # the rows in which a metric is the step of others
+    curves: dict[str, Curve] = {}
+    for key, own in rows_of.items():
+        metric, values = metric_of[key], [row.numbers[key] for row in own]
+        steps = [row.numbers[metric] for row in own if metric in row.numbers]
+        if metric is None or len(steps) < len(own) or bool in map(type, steps):
+            curves[key] = Curve([row.step for row in own], values)
+            continue
+        users.setdefault(metric, set()).update(map(id, own))
+        curves[key] = Curve(steps, values, "step" if metric in RESERVED else metric)
+    for metric, found in users.items():
+        if metric_of[metric] is None and found.issuperset(map(id, rows_of[metric])):
+            del curves[metric]
+    return curves
+
+
+def _step_metric(key: str, step_metrics: dict[str, str]) -> str | None:
+    """The metric that `define_metric` has made the x-axis of a key."""
+    found = step_metrics.get(key)
+    if found is None:  # a pattern is the beginning of names, and a star
+        patterns = (name for name in step_metrics if name.endswith("*"))
+        match = next((name for name in patterns if key.startswith(name[:-1])), "")
+        found = step_metrics.get(match)
+    return None if found in (key, "_step") else found
 
 
 # --- TensorBoard ---------------------------------------------------------------
 
 
 def _read(name: str, files: list[str]) -> ImportedRun:
-    curves: dict[str, tuple[list[int], list[Any]]] = {}
+    curves: dict[str, Curve] = {}
     config: dict[str, Any] = {}
     times: list[float] = []
     for path in files:
         events = Events(path)
         for scalar in events.scalars:
-            steps, values = curves.setdefault(scalar.tag, ([], []))
-            steps.append(scalar.step)
-            values.append(scalar.value)
+            curve = curves.setdefault(scalar.tag, Curve([], []))
+            curve.steps.append(scalar.step)
+            curve.values.append(scalar.value)
         config |= events.config
         times += events.times
         _report(path, events.damage, events.skipped)

@@ -3,9 +3,12 @@
 import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import lox
+import lox.cli
 import lox.loggers
 import lox.wandb
 from lox._trackers.unsent import Origin
@@ -57,6 +60,29 @@ def test_synced_run_equals_that_of_the_logger(capsys):
         assert synced.name == logged.name == name(seed)
         assert synced.group == logged.group == "g"
         assert list(synced.run.tags) == ["t"] and synced.exit_code == 0
+
+
+def test_imported_run_has_the_steps_that_were_logged(capsys):
+    def program(x):
+        def step(x, i):
+            lox.log({"x": x}, step=10 - i)
+            return x / 2, None
+
+        lox.log({"epochs": x}, epoch=0.5)
+        return jax.lax.scan(step, x, jnp.arange(3))[0]
+
+    logger = lox.loggers.WandbLogger("imported", mode="offline")
+    state = logger.init(1)
+    logger.tap(program, state)(8.0)
+    logger.finish(state)
+    assert written("imported")
+    assert lox.cli.main(["import", "wandb", "-o", "store"]) == 0
+    (run,) = lox.runs("store")
+    logs = run.load()
+    assert sorted(logs) == ["epochs", "x"]
+    assert logs["x"].tolist() == [8.0, 4.0, 2.0]
+    assert logs.step["x"].tolist() == [10, 9, 8]
+    assert logs.epoch["epochs"].tolist() == [0.5]
 
 
 def test_environment_variables_of_wandb_are_used(monkeypatch):
