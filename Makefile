@@ -45,6 +45,7 @@ demo: $(VENV)/ready
 	$(BIN)/python examples/spirals.py .lox/spirals
 	@echo && echo "A page of all seeds, for a browser:"
 	@$(BIN)/lox report .lox/spirals --overwrite -o .lox/spirals/report.html
+	@echo && echo "More: $(BIN)/lox ls .lox/spirals, or $(BIN)/lox serve .lox/spirals --open"
 
 # The tests of a file share their setup, so one worker runs all of them.
 test: $(VENV)/ready

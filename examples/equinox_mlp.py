@@ -124,6 +124,7 @@ def main(directory: str | None = None) -> None:
                 f"{gradient[i, 0]:.1e}  {update:.1e}"
             )
     path = pathlib.Path(directory or tempfile.mkdtemp()) / "equinox_mlp.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     plot(lanes, path)
     print("Saved the plot to", path)
 

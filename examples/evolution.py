@@ -71,6 +71,7 @@ def main(directory: str | None = None) -> None:
             f"standard deviation {lane['std'][0]:.2f} to {lane['std'][-1]:.4f}"
         )
     path = pathlib.Path(directory or tempfile.mkdtemp()) / "evolution.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     plot(lanes, path)
     print("Saved the plot to", path)
 

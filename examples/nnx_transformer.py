@@ -128,6 +128,7 @@ def main(directory: str | None = None) -> None:
             f"of updates {update[0]:.1e} to {update[-1]:.1e}"
         )
     path = pathlib.Path(directory or tempfile.mkdtemp()) / "nnx_transformer.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     plot(logs, path)
     print("Saved the plot to", path)
 

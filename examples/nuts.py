@@ -85,6 +85,7 @@ def main(directory: str | None = None) -> None:
             f"mean effect {chain[MEAN].mean():.1f}"
         )
     path = pathlib.Path(directory or tempfile.mkdtemp()) / "nuts.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     plot(logs, path)
     print("Saved the plot to", path)
 

@@ -73,6 +73,7 @@ def main(directory: str | None = None) -> None:
     print(f"step sizes from {sizes.min():.4f} to {sizes.max():.4f}")
 
     path = pathlib.Path(directory or tempfile.mkdtemp()) / "ode.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
     plot(solution, logs, path)
     print("Saved the plot to", path)
 

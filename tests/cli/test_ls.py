@@ -125,6 +125,21 @@ def test_ls_in_narrow_terminal_says_what_is_not_shown(capsys, store, monkeypatch
     assert len(output(capsys, "ls", store).splitlines()) == 5
 
 
+def test_ls_in_narrow_terminal_shows_the_column_it_is_sorted_by(
+    capsys, store, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "45")
+    for key, title in (
+        ("acc", "acc"),
+        ("last/acc", "acc"),
+        ("-rows", "rows"),
+        ("seed", "seed"),
+    ):
+        *lines, note = output(capsys, "ls", store, f"--sort={key}").splitlines()
+        assert title in lines[0].split() and title not in note
+        assert max(map(len, lines)) <= 45
+
+
 def test_ls_of_many_keys_names_some_of_those_not_shown(capsys, tmp_path, monkeypatch):
     save_run(tmp_path, 0, keys=[f"key-{i:04d}" for i in range(1000)])
     monkeypatch.setenv("COLUMNS", "80")
@@ -181,12 +196,20 @@ def test_runs_are_found_by_name_path_and_pattern(capsys, store, monkeypatch):
     assert names(capsys, "*1") == [name(1)]
 
 
-def test_several_stores_are_listed_together(capsys, store, tmp_path):
+def test_several_stores_are_listed_together(capsys, store, tmp_path, monkeypatch):
     save_run(tmp_path / "other", 9)
     expected = [*(name(i) for i in range(4)), name(9)]
     assert names(capsys, store, tmp_path / "other") == expected
     both = names(capsys, tmp_path / "other", store / name(1))
     assert both == [name(9), name(1)]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    head, *lines = output(capsys, "ls", store, "other").splitlines()
+    assert head.split()[:2] == ["name", "store"]
+    found = [line.split()[1] for line in lines]  # long paths are shortened
+    assert len({*found[:4]}) == 1 and found[0].endswith("/store")
+    assert found[4:] == ["other"]
+    assert "store" not in output(capsys, "ls", store).splitlines()[0].split()
 
 
 def test_pattern_that_matches_nothing_says_what_exists(capsys, store):
@@ -195,11 +218,14 @@ def test_pattern_that_matches_nothing_says_what_exists(capsys, store):
         f"lox: error: no run in {store} matches 'x*'; available: "
         f"{', '.join(name(i) for i in range(4))}.\n"
     )
+    begin = name(1)[:-2]
+    message = error(capsys, "show", store, begin)
+    assert f"no run in {store} matches '{begin}'; '{begin}*' matches " in message
 
 
 def test_directory_without_runs_says_which_directories_have_some(capsys, store):
     message = error(capsys, "ls", store.parent)
-    assert f"there are no runs in {store.parent}. Its stores are {store}." in message
+    assert f"no runs in {store.parent}; stores in it: '{store}'." in message
     message = error(capsys, "ls", store.parent, "x")
     assert (
         f"there is no run or store 'x', and there are no runs in {store.parent}"

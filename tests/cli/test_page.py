@@ -42,6 +42,25 @@ def test_report_writes_a_file_and_prints_its_path(tmp_path, capsys, opened):
         call(report, store, "-o", nowhere)
 
 
+def test_report_needs_a_store_with_runs(tmp_path):
+    path = tmp_path / "x.html"
+    path.write_text("")  # its store is checked first
+    with pytest.raises(lox.StoreError, match="there is no store at .*nothere"):
+        call(report, str(tmp_path / "nothere"), "-o", str(path))
+    with pytest.raises(lox.StoreError, match="there are no runs in"):
+        call(report, str(tmp_path), "-o", str(path))
+
+
+def test_store_of_report_is_that_of_the_environment(tmp_path, capsys, monkeypatch):
+    write_seeds(tmp_path / "store", seeds=1)
+    monkeypatch.setenv("LOX_STORE", str(tmp_path / "store"))
+    assert call(report, "-o", str(tmp_path / "x.html")) == 0
+    monkeypatch.delenv("LOX_STORE")
+    monkeypatch.chdir(tmp_path / "store")
+    assert call(report, "-o", str(tmp_path / "y.html")) == 0
+    assert (tmp_path / "x.html").exists() and (tmp_path / "y.html").exists()
+
+
 def test_serve_prints_its_url_and_ends_with_an_interrupt(tmp_path, capsys, monkeypatch):
     def interrupt(url):
         raise KeyboardInterrupt

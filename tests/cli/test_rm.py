@@ -96,8 +96,9 @@ def test_rm_of_a_whole_store_must_be_written_as_a_pattern(capsys, store, tmp_pat
     other = shutil.copytree(store, tmp_path / "other")
     for arguments in ([store], [store, other], [store, other / name(0)]):
         message = error(capsys, "rm", *arguments, "--yes")
-        assert f"is a store. To name all its runs, write {store} '*'" in message or (
-            f"{other} is a store" in message
+        assert (
+            f"is a store. To name all its runs, add a pattern: {store} '*'" in message
+            or (f"{other} is a store" in message)
         )
     assert len(names(store)) == len(names(other)) == 3
     # a path of a run in the store does not stand for the whole store
@@ -124,6 +125,12 @@ def test_mv_moves_runs_to_another_store(capsys, store, monkeypatch, other_file_s
     assert text == f"{target / name(1)}\n{target / name(2)}\n"
     assert names(store) == [name(0)] and names(target) == [name(1), name(2)]
     assert lox.load(target / name(1)) == before
+
+
+def test_mv_without_a_target_says_so(capsys, store):
+    message = error(capsys, "mv", store, "*1")
+    assert "*1 is a pattern, but the last argument is the store" in message
+    assert f"lox mv {store} '*1' STORE" in message and len(names(store)) > 1
 
 
 def test_mv_does_not_replace_runs(capsys, store):

@@ -9,6 +9,7 @@ import doctest
 import functools
 import io
 import math
+import os
 import pathlib
 import re
 import tempfile
@@ -69,7 +70,7 @@ def run(name):
     Compilation takes most of the time, so its tests share one run.
     """
     module, plotted, printed = example(name), [], io.StringIO()
-    directory = tempfile.mkdtemp()
+    directory = os.path.join(tempfile.mkdtemp(), "new")  # is created
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         # what is shown in between depends on the speed of the machine
         patch.setattr("lox.loggers._console.logger._Timer._run", lambda timer: None)

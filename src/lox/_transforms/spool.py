@@ -127,8 +127,9 @@ def spool(
         window: return one reduced row per `window` events, and one for the remaining
             events, instead of one for all events.
         capacity: the maximum number of rows to keep per key that is logged in a loop
-            without a static length. The first rows are kept; a warning says how many
-            were dropped.
+            without a static length, or with `when`. The first rows are kept; a warning
+            says how many were dropped. Other keys, such as those of a `scan`, keep all
+            rows.
         static_argnums: the positions of static arguments, as in `jax.jit`.
         static_argnames: the names of static arguments, as in `jax.jit`.
 

@@ -28,6 +28,17 @@ def add_runs(parser: argparse.ArgumentParser, nargs: str = "*") -> None:
     parser.add_argument("runs", nargs=nargs, metavar="RUN", help=_HELP_RUNS)
 
 
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Adds the positional argument for one store or run."""
+    parser.add_argument(
+        "store",
+        nargs="?",
+        default=default_store(),
+        help="a directory or URL: a store, or one of its runs (default: the store in "
+        f"${_STORE}, else this directory)",
+    )
+
+
 def find_runs(given: Sequence[str], whole_stores: bool = True) -> Runs:
     """The runs that arguments of the command line name; raises if there are none.
 
@@ -66,7 +77,8 @@ def find_runs(given: Sequence[str], whole_stores: bool = True) -> Runs:
 def _check_whole(store: str, allowed: bool) -> None:
     if not allowed:
         raise StoreError(
-            f"{_named(store)} is a store. To name all its runs, write {store} '*'."
+            f"{_named(store)} is a store. To name all its runs, add a pattern: "
+            f"{store} '*'."
         )
 
 
@@ -74,12 +86,15 @@ def find_count(given: Sequence[str], count: int) -> Runs:
     """The runs that arguments of the command line name; raises unless `count` match."""
     found = find_runs(given)
     if len(found) != count:
-        kind = "one run" if count == 1 else f"{count} runs"
         raise StoreError(
-            f"{' '.join(given)} matches {len(found)} runs, but the command needs "
-            f"{kind}: {_listed(found)}."
+            f"{' '.join(given)} matches {_counted(len(found))}, but the command needs "
+            f"{_counted(count)}: {_listed(found)}."
         )
     return found
+
+
+def _counted(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs"
 
 
 def check_keys(keys: Iterable[str] | None, known: Iterable[str]) -> None:
@@ -172,8 +187,11 @@ def _not_found(store: str, name: str) -> StoreError:
             f"there is no run or store {name!r}, and there are no runs in "
             f"{_named(store)}{_inner_stores(store)}."
         )
+    begin = [run for run in found if run.name.startswith(name)]
+    known = f"'{name}*' matches" if begin else "available:"
     return StoreError(
-        f"no run in {_named(store)} matches {name!r}; available: {_listed(found)}."
+        f"no run in {_named(store)} matches {name!r}; {known} "
+        f"{_listed(begin or found)}."
     )
 
 
@@ -212,4 +230,5 @@ def _inner_stores(path: str) -> str:
     if not found:
         return ""
     more = " and others" if len(found) > _MAX_NAMES else ""
-    return f". Its stores are {', '.join(sorted(found)[:_MAX_NAMES])}{more}"
+    shown = ", ".join(f"'{path}'" for path in sorted(found)[:_MAX_NAMES])
+    return f"; stores in it: {shown}{more}"

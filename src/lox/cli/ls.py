@@ -6,6 +6,7 @@ the terminal; in a pipe, all of them. Names are looked up in the store that come
 
 import argparse
 import datetime
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +26,9 @@ HELP = "list runs"
 _STATUSES = "running", "finished", "failed", "killed", "stale"
 _MAX_HIDDEN = 8  # how many columns that are not shown are named
 _SORT_HELP = (
-    "name, status, started, duration, rows, a config key or a logged key; -KEY sorts "
-    "in reverse; config/KEY or last/KEY if both have the same name (default: started)"
+    "name, status, started, duration, rows, a config key or a logged key; --sort=-KEY "
+    "sorts in reverse; config/KEY or last/KEY if both have the same name (default: "
+    "started)"
 )
 
 
@@ -54,7 +56,7 @@ def run(arguments: Any) -> int:
     if not lines:
         print(f"no runs with status {' or '.join(arguments.status)}")
         return 0
-    hidden = print_table(_columns(lines))
+    hidden = print_table(_columns(lines, (arguments.sort or "").removeprefix("-")))
     if hidden:
         note = f"not shown: {', '.join(hidden[:_MAX_HIDDEN])}"
         more = len(hidden) - _MAX_HIDDEN
@@ -81,7 +83,8 @@ def line_as_json(line: Line) -> dict[str, Any]:
     }
 
 
-def _columns(lines: Sequence[Line]) -> list[Column]:
+def _columns(lines: Sequence[Line], sorted_by: str) -> list[Column]:
+    """The columns; that by which the lines are sorted is shown in any case."""
     now = time.time()
     starts = [format_start(line.run.started, now) for line in lines]
     columns = [
@@ -98,6 +101,9 @@ def _columns(lines: Sequence[Line]) -> list[Column]:
         ),
         Column("rows", [str(line.rows) for line in lines], True, 4),
     ]
+    stores = [os.path.dirname(str(line.run.path)) for line in lines]
+    if len({*stores}) > 1:
+        columns.insert(1, Column("store", stores, priority=1.5))
     configs = [line.config for line in lines]
     for i, name in enumerate(_differing(configs)):
         cells = [to_text(config.get(name)) for config in configs]
@@ -106,7 +112,11 @@ def _columns(lines: Sequence[Line]) -> list[Column]:
     for i, name in enumerate(dict.fromkeys(name for last in values for name in last)):
         cells = [to_text(last.get(name)) for last in values]
         columns.append(Column(name, cells, True, 3 + i))
-    return columns
+    shown = sorted_by, sorted_by.partition("/")[2]  # also for `last/KEY`
+    return [
+        column._replace(priority=0) if column.title in shown else column
+        for column in columns
+    ]
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:

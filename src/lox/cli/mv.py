@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import glob
 import os
 import shutil
 from typing import Any
@@ -27,9 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> int:
+    store = arguments.store
+    if glob.has_magic(store) and not os.path.lexists(store):
+        raise StoreError(
+            f"{store} is a pattern, but the last argument is the store to move to: "
+            f"lox mv {' '.join(arguments.runs)} '{store}' STORE."
+        )
     found = find_runs(arguments.runs, whole_stores=False)
     check_movable(found, arguments.force, "move")
-    store = arguments.store
     if is_run(store) or (os.path.lexists(store) and not os.path.isdir(store)):
         raise StoreError(f"{store} is not a store, but a run or a file.")
     targets = {str(one.path): os.path.join(store, directory_name(one)) for one in found}

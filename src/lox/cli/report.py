@@ -11,13 +11,14 @@ from typing import Any
 from lox._page.report import write_report
 
 from ._files import check_new
+from ._find import add_store, is_run, runs_in
 from ._terminal import print_path
 
 HELP = "write a page of all runs to one HTML file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
+    add_store(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -43,9 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: Any) -> int:
+    store = arguments.store
+    if not is_run(store):
+        runs_in(store)  # raises if there are none
     check_new(arguments.output, arguments.force)
     path = write_report(
-        arguments.store, arguments.output, x=arguments.x, overwrite=arguments.force
+        store, arguments.output, x=arguments.x, overwrite=arguments.force
     )
     print_path(path)
     if arguments.open:

@@ -10,11 +10,13 @@ from typing import Any
 
 from lox._page.server import DEFAULT_PORT, serve
 
+from ._find import add_store
+
 HELP = "show all runs in the browser, live"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", help="a directory or URL: a store, or one of its runs")
+    add_store(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
