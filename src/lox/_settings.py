@@ -23,6 +23,7 @@ def _stderr(logs: Any) -> None:
     print(logs, file=sys.stderr, flush=True)
 
 
+_VARIABLE = "`LOX_DEFAULT`"
 _NAMED: dict[str, Handler] = {"print": _print, "silent": _silent, "stderr": _stderr}
 _lock = threading.Lock()
 _handler: Handler | None = None
@@ -56,9 +57,7 @@ def default_handler() -> Handler:
     global _handler
     if _handler is None:
         with _lock:
-            _handler = _resolve(
-                os.environ.get("LOX_DEFAULT") or "print", "`LOX_DEFAULT`"
-            )
+            _handler = _resolve(os.environ.get("LOX_DEFAULT") or "print", _VARIABLE)
     return _handler
 
 
@@ -72,9 +71,10 @@ def _resolve(handler: Any, where: str) -> Handler:
         return _silent
     if isinstance(handler, str):
         if handler not in _NAMED:
+            other = "" if where == _VARIABLE else ", or a function of a `lox.logdict`"
             raise LoxValueError(
                 f"{where} got {handler!r}; it must be one of "
-                f"{', '.join(map(repr, _NAMED))}, or a function of a `lox.logdict`."
+                f"{', '.join(map(repr, _NAMED))}{other}."
             )
         return _NAMED[handler]
     if not callable(handler):

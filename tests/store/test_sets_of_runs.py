@@ -50,6 +50,19 @@ def test_runs_are_a_sequence_whose_slices_are_runs(sweep):
 # --- as lanes ---------------------------------------------------------------
 
 
+def test_runs_of_a_single_run_are_that_run(tmp_path):
+    lox.save({"loss": 1.0}, tmp_path / "saved")
+    (run,) = lox.runs(tmp_path / "saved")
+    assert run.load() == {"loss": 1.0}
+
+
+def test_index_by_name_is_an_error_with_the_remedy(sweep):
+    name = sweep[1].name
+    with pytest.raises(lox.LoxTypeError, match=r"runs\.where\(name='.*'\)\[0\]"):
+        sweep[name]
+    assert sweep.where(name=name)[0] == sweep[1]
+
+
 def test_load_gives_each_run_as_a_lane(sweep):
     logs = sweep.load()
     assert logs["loss"].shape == (6, 8) and logs["loss"].dtype == np.float32

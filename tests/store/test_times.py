@@ -8,7 +8,7 @@ import lox.loggers
 from lox._store import times as store_times
 from lox._store.copy_store import StoreCopy
 from lox._store.creating import create_run
-from lox._store.imported import ImportedRun, write_imported
+from lox._store.imported import Curve, ImportedRun, write_imported
 from lox._store.reader import Run, writers_of
 from lox._store.writer import Writer
 
@@ -164,7 +164,7 @@ def test_writer_of_less_than_a_second_has_no_times(tmp_path, clock):
 
 
 def test_imported_run_has_no_times(tmp_path):
-    curves = {"x": ([0, 1], [1.0, 2.0])}
+    curves = {"x": Curve([0, 1], [1.0, 2.0])}
     write_imported(
         ImportedRun("run", {}, START, START + 9, "finished", curves), tmp_path, False
     )

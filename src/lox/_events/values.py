@@ -123,10 +123,12 @@ def step_of(name: str, value: Any, caller: str, when: tuple[int, ...] = ()) -> A
                 f"{caller} has no option `{name}`, and as a step it must be a scalar"
                 f"{other}, not {describe(value)}{shape}. Did you mean `{option}`?"
             )
+        remedy = f"Log {name!r} as a value, or pass one of its elements."
+        if isinstance(value, str):
+            remedy = f"Text can be passed as a tag: `tags=[{value!r:.40}]`."
         raise StepError(
             f"{caller}: the step {name!r} must be a scalar{other}, not "
-            f"{describe(value)}{shape}. Log {name!r} as a value, or pass one of its "
-            "elements."
+            f"{describe(value)}{shape}. {remedy}"
         )
     if _stays_on_host(value):
         return np.array(value)

@@ -155,10 +155,11 @@ def _unbounded(record: Record) -> str:
     keys = ", ".join(
         f"{key!r} (logged at {rows.source})" for key, rows in record.items()
     )
+    it, key = ("it", "key") if len(record) == 1 else ("them", "keys")
     return (
-        f"cannot stack {keys}: the `while_loop` around it has no static length. Give "
+        f"cannot stack {keys}: the `while_loop` around {it} has no static length. Give "
         "`lox.spool` (or `logify.logify`) a `capacity=`, the number of rows to keep; "
-        'reduce the key (`reduce="mean"`); or stream it with `lox.tap`.'
+        f'reduce the {key} (`reduce="mean"`); or stream {it} with `lox.tap`.'
     )
 
 

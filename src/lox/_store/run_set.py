@@ -66,6 +66,11 @@ class Runs(Sequence[Run]):
     def __getitem__(self, index: "slice[Any, Any, Any]") -> "Runs": ...
 
     def __getitem__(self, index: Any) -> "Run | Runs":
+        if isinstance(index, str):
+            raise LoxTypeError(
+                f"runs are numbered: `runs[0]`. To select one by its name, use "
+                f"`runs.where(name={index!r})[0]`."
+            )
         found = self._runs[index]
         return Runs(found) if isinstance(found, tuple) else found
 

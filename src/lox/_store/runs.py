@@ -19,7 +19,8 @@ def runs(path: Path) -> Runs:
     """Lists the runs of a store, oldest first.
 
     Args:
-        path: the directory of the store, or a URL that `fsspec` opens.
+        path: the directory of the store, or of a single run, or a URL that `fsspec`
+            opens.
 
     Returns:
         A sequence of runs, which can be selected, grouped, loaded together and plotted.
@@ -35,13 +36,20 @@ def runs(path: Path) -> Runs:
         {'loss': 0.5}
     """
     store = location_of(path)
+    found = _intact(store.map(_open_run, run_directories(store)))
+    found = found or _intact([_open_run(store)])
+    return Runs(sorted(found, key=lambda run: (run.started, run.name)))
+
+
+def _intact(opened: Iterable[Run | StoreError | None]) -> list[Run]:
+    """The runs among the results of `_open_run`; warns about damaged ones."""
     found = []
-    for run in store.map(_open_run, run_directories(store)):
+    for run in opened:
         if isinstance(run, Run):
             found.append(run)
         elif run is not None:
             warn(f"a run is left out: {run}")
-    return Runs(sorted(found, key=lambda run: (run.started, run.name)))
+    return found
 
 
 def run_directories(store: Location) -> list[Location]:

@@ -148,6 +148,7 @@ class Logger:
         self,
         state: LoggerState,
         logs: Mapping[str, Any],
+        *,
         when: Any = None,
         over: str | Sequence[str] | None = None,
         **steps: Any,

@@ -203,7 +203,8 @@ class OpenRuns:
                     self.backend.fail(run, error)
                 else:  # such as a run that already exists: the user has to decide
                     where = self.backend.fail(run, error, quietly=True)
-                    late_error = type(error)(f"{error} The program continues; {where}")
+                    kept = where[:1].upper() + where[1:]
+                    late_error = type(error)(f"{error} {kept}")
         self._open[words] = run
         register_open(self)
         if self._queue is not None:
