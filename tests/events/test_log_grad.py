@@ -1,6 +1,7 @@
 """`lox.log_grad` under JAX's transformations."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import lox
+from lox._events import missed
 from tests import oracle
 
 from .cotangents import (
@@ -168,7 +170,7 @@ def test_nolog_removes_log_grad(program):
 def test_grad_of_spool_leaves_cotangents_to_a_transformation_outside(program, capsys):
     fun = functools.partial(program, logged)
     inner = jax.grad(lambda x: lox.spool(fun)(x)[0])
-    with pytest.warns(lox.LoxWarning, match="'dh'.*only by a derivative, and is not"):
+    with pytest.warns(lox.LoxWarning, match="'dh'.*only by a derivative, and not"):
         gradient = inner(X)
     assert_close(gradient, jax.grad(fun)(X))
     jax.effects_barrier()
@@ -223,6 +225,65 @@ def test_values_and_cotangents_are_logged_together(program):
     assert list(forward) == ["h"]
     jax.grad(lambda x: lox.spool(fun, argnames="h")(x)[0])(X)  # "dh" is not asked for
     assert_close(forward["h"], expected[0])
+
+
+# --- cotangents that are not collected ---------------------------------------
+
+
+def watching(x):
+    tree = lox.watch("p", {"a": x}, stats=("rms", "max"), grad=True)
+    return jnp.sum(jnp.sin(tree["a"]))
+
+
+def warnings_of(run):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        missed._warned.clear()
+        run()
+        jax.effects_barrier()
+    texts = [str(one.message) for one in found]
+    return [text for text in texts if "only by a derivative" in text]
+
+
+def grad_of_spool(fun, **options):
+    return jax.grad(lambda x: lox.spool(fun, **options)(x)[0])
+
+
+def test_warning_names_the_selected_statistics_of_cotangents():
+    (text,) = warnings_of(lambda: grad_of_spool(watching)(X))
+    assert text.startswith("'p/grad/a/rms', 'p/grad/a/max', logged at")
+    assert "are logged only by a derivative" in text
+    (text,) = warnings_of(lambda: grad_of_spool(watching, argnames="*/rms")(X))
+    assert text.startswith("'p/grad/a/rms', logged at")
+    assert not warnings_of(lambda: grad_of_spool(watching, argnames="p/a/*")(X))
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_warning_is_the_same_inside_a_transformation_that_selects_others(around):
+    def outer(x):
+        lox.log({"o": x})
+        return grad_of_spool(watching)(x)
+
+    (text,) = warnings_of(lambda: around(lox.spool(outer, argnames="o"))(X))
+    assert "'p/grad/a/rms', 'p/grad/a/max'" in text
+    selected = ["o", "p/grad/*/rms"]
+    (text,) = warnings_of(lambda: around(lox.spool(outer, argnames=selected))(X))
+    assert text.startswith("'p/grad/a/max', logged at")
+    assert not warnings_of(lambda: around(lox.spool(outer))(X))
+
+
+def test_cotangents_that_custom_rules_never_log_cause_no_warning():
+    f = jax.custom_vjp(watching)
+    f.defvjp(lambda x: (watching(x), None), lambda _, ct: (ct * X,))
+    assert not warnings_of(lambda: grad_of_spool(f)(X))
+    g = jax.custom_jvp(watching)
+    g.defjvp(lambda p, t: (watching(*p), t[0].sum()))
+    assert not warnings_of(lambda: grad_of_spool(g)(X))
+
+
+def test_names_of_cotangents_in_argnames_say_where_they_are_logged():
+    with pytest.warns(lox.LoxWarning, match=r"logged by the derivative: `lox.spool\("):
+        assert not lox.spool(lambda x: lox.log_grad("dh", x), argnames="dh")(X)[1]
 
 
 # --- random programs ---------------------------------------------------------

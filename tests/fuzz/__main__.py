@@ -155,7 +155,8 @@ def main() -> int:
                 print(f"{done} programs, {failed} failed, {rate:.1f}/s", flush=True)
         if options.record:
             record(cases, failed - before)
-    print(f"{done} programs from seed {options.first} on: {failed} failed")
+    programs = "program" if done == 1 else "programs"
+    print(f"{done} {programs} from seed {options.first} on: {failed} failed")
     return 1 if failed else 0
 
 

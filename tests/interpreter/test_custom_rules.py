@@ -421,9 +421,31 @@ def jvp_rule_calls_function():
     return f
 
 
+def jvp_rule_with_literals_calls_function():
+    """The literals beside an array with a strong type are arrays of JAX."""
+
+    @jax.custom_jvp
+    def f(x):
+        x = jnp.float32(x)
+
+        def body(c, _):
+            lox.log({"h": c}, when=c > 0)
+            return jnp.sin(c * 2), None
+
+        return lax.scan(body, x, None, length=2)[0]
+
+    f.defjvp(lambda p, t: (f(*p), t[0]))
+    return f
+
+
 @pytest.mark.parametrize(
     "make",
-    [rule_calls_function, rule_linearizes_function, jvp_rule_calls_function],
+    [
+        rule_calls_function,
+        rule_linearizes_function,
+        jvp_rule_calls_function,
+        jvp_rule_with_literals_calls_function,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_rule_that_calls_its_function_is_not_evaluated_twice(make):
@@ -433,6 +455,126 @@ def test_rule_that_calls_its_function_is_not_evaluated_twice(make):
     assert equations(jax.make_jaxpr(spooled)(0.5), "scan") == count
     expected = lox.spool(f)(0.5)[1]
     assert spooled(0.5)[1]["h"].tolist() == expected["h"].tolist()
+
+
+def factory(kind):
+    """Makes custom functions that call each other, all defined in the same place."""
+
+    def layer(inner):
+        def f(x):
+            y = inner(x)
+            lox.log({"c": y})
+            return y * 2
+
+        if kind.startswith("jvp"):
+            g = jax.custom_jvp(f)
+            g.defjvp(
+                {
+                    "jvp, calls f": lambda p, t: (f(*p), 2 * t[0]),
+                    "jvp, calls f twice": lambda p, t: (f(*p), f(*p) * t[0]),
+                    "jvp, calls g": lambda p, t: (g(*p), 2 * t[0]),
+                    "jvp, calls g twice": lambda p, t: (g(*p), g(*p) * t[0]),
+                    "jvp of f": lambda p, t: jax.jvp(f, p, t),
+                }[kind]
+            )
+        else:
+            g = jax.custom_vjp(f)
+            h = f if kind == "vjp, calls f" else g
+            g.defvjp(lambda x: (h(x), None), lambda _, ct: (2 * ct,))
+        return g
+
+    return layer
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "jvp, calls f",
+        "jvp, calls g",
+        "jvp, calls g twice",
+        "jvp of f",
+        "vjp, calls f",
+        "vjp, calls g",
+    ],
+)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f: f,
+        jax.jit,
+        jax.checkpoint,
+        lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    ],
+    ids=["plain", "jit", "checkpoint", "scan"],
+)
+def test_nested_custom_functions_of_one_factory_log_all_events(kind, around):
+    layer = factory(kind)
+    net = around(layer(layer(layer(lambda x: x))))
+    expected = [1.0, 2.0, 4.0]
+    assert rows(tapped(net, 1.0), "c") == expected
+    for found in every_way(jax.grad(net), 1.0):
+        assert sorted(rows(found, "c")) == expected  # they are printed in any order
+    assert lox.spool(jax.grad(net))(1.0)[1]["c"].tolist() == expected
+    logs = jax.grad(lox.spool(net), has_aux=True)(1.0)[1]
+    assert logs["c"].tolist() == expected
+
+
+def inner_tap(kind, calls, **options):
+    """A custom function in which another transformation collects an event."""
+
+    def inner(x):
+        lox.log({"a": x})
+        return x * 1.0
+
+    def h(x):
+        y = lox.tap(inner, calls.append, **options)(x)
+        lox.log({"b": y})
+        return y * 2
+
+    if kind.startswith("vjp"):
+        f = jax.custom_vjp(h)
+        called = h if kind == "vjp, calls h" else f
+        f.defvjp(lambda x: (called(x), None), lambda _, ct: (ct * 2,))
+    else:
+        f = jax.custom_jvp(h)
+        called = h if kind == "jvp, calls h" else f
+        f.defjvp(lambda p, t: (called(*p), 2 * t[0]))
+    return f
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["vjp, calls h", "vjp, calls f", "jvp, calls h", "jvp, calls f"]
+)
+def test_tap_in_custom_function_delivers_once_under_grad(kind, keep):
+    kept = ["a"] if keep else []
+    for transform in (lambda f: f, jax.jit):
+        calls, outer = [], []
+        f = inner_tap(kind, calls, keep_logs=keep)
+        logs = transform(jax.grad(lox.spool(f), has_aux=True))(0.5)[1]
+        jax.effects_barrier()
+        assert calls == [{"a": 0.5}] and sorted(logs) == [*kept, "b"]
+        calls.clear()
+        transform(jax.grad(lox.tap(f, outer.append)))(0.5)
+        jax.effects_barrier()
+        assert calls == [{"a": 0.5}]
+        assert [key for call in outer for key in call] == [*kept, "b"]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_tap_that_keeps_logs_of_custom_jvp_delivers_under_grad(shift):
+    @jax.custom_jvp
+    def f(x):
+        lox.log({"b": x}, when=x > 0)
+        return x * 2
+
+    # the rule logs another value than the function, if it is shifted
+    f.defjvp(lambda p, t: (f(p[0] + shift), t[0] * 2))
+    for derivative in (jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,))):
+        calls, outer = [], []
+        kept = derivative(lox.tap(f, calls.append, keep_logs=True))
+        lox.tap(kept, outer.append)(jnp.float32(0.5))
+        assert calls == [{"b": 0.5}] and outer == [{"b": 0.5 + shift}]
 
 
 @jax.custom_vjp

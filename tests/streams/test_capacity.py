@@ -87,6 +87,36 @@ def both_parts(n):
     return lax.while_loop(cond, body, 0)
 
 
+def test_capacity_leaves_a_condition_outside_loops_without_a_time_axis():
+    def f(x):
+        lox.log({"x": x}, when=x > 0)
+        return x
+
+    assert lox.spool(f, capacity=5)(1.0)[1]["x"].shape == ()
+    assert lox.spool(f, capacity=5)(-1.0)[1] == {}
+    _, logs = jax.vmap(lox.spool(f, capacity=5))(jnp.array([1.0, -1.0]))
+    assert [dict(lane) for lane in logs.lanes()] == [{"x": 1.0}, {}]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"capacity": 8}, {"reduce": "last"}, {"reduce": "last", "window": 2}],
+    ids=str,
+)
+def test_steps_keep_their_order(options):
+    def f(n):
+        def body(i):
+            lox.log({"x": i}, frame=i, epoch=i // 2)  # not in alphabetical order
+            return i + 1
+
+        return lax.while_loop(lambda i: i < n, body, 0)
+
+    if "window" in options:
+        options = {**options, "capacity": 8}
+    for fun in (lox.spool(f, **options), jax.jit(lox.spool(f, **options))):
+        assert list(fun(4)[1].steps) == ["frame", "epoch"]
+
+
 def test_capacity_applies_to_conditions_and_nested_loops():
     logs = lox.spool(both_parts, capacity=9)(3)[1]
     assert logs["c"].tolist() == [0, 1, 2, 3]

@@ -143,8 +143,8 @@ class Route:
             then ignore it.
         quiet: whether the event has passed through a transformation, and is therefore
             not printed by default.
-        missed: whether it is a cotangent that a transformation inside the derivative
-            selects, but cannot collect.
+        missed: if it is a cotangent, the `Selection`s of transformations inside the
+            derivative, which cannot collect it.
         ordered: whether the sink receives the event in program order.
         devices: the number of devices that run the program; known when the program is
             lowered.
@@ -156,7 +156,7 @@ class Route:
 
     sink: Sink | None = None
     quiet: bool = False
-    missed: bool = False
+    missed: tuple[Any, ...] = ()
     ordered: bool = False
     devices: int = 1
     local_devices: int = 0

@@ -35,7 +35,7 @@ from lox._jax.early_patches import JACFWD, called_by_jacfwd
 from lox._source import warn
 
 from .event import Event, default
-from .missed import warn_of_derivative
+from .missed import warn_if_missed
 from .not_traced import warn_if_early
 
 
@@ -106,7 +106,7 @@ def _abstract_eval(*avals: Any, event: Event) -> tuple[list[Any], set[Any]]:
 def _impl(*operands: Any, event: Event) -> list[Any]:
     check(event)
     if event.route.missed:
-        warn_of_derivative(event.call.keys, event.call.source)
+        warn_if_missed(event)
     if not event.route.quiet:
         count = len(operands) - event.layout.anchors
         sink = event.route.sink or default.sink
@@ -130,7 +130,7 @@ def check(event: Event) -> None:
 def _lowering(ctx: Any, *operands: Any, event: Event) -> list[Any]:
     check(event)
     if event.route.missed:
-        warn_of_derivative(event.call.keys, event.call.source)
+        warn_if_missed(event)
     if event.route.quiet:
         return []
     if event.call.early and event.route.sink is None:

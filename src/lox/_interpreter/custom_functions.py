@@ -130,20 +130,24 @@ def _evaluate_rule(
         if signature(record) == signature(body_record):
             leaves = jax.tree.leaves((record, after))
             return outs, list(map(jax.lax.stop_gradient, leaves))
+    results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
+    # The rule binds the events that stay in the program, and those that another
+    # transformation has collected. The function comes first, because a watch takes
+    # events of lines that the rule has already logged for recomputation.
+    own = without_events(function, lambda x: not collector.wants(x), collected=True)
+    rows = without_events(walk.rebuilt(own, before)[0])
+    leaves = evaluate_body(rows, body_args, results)[results:]
     outs, _, _ = Walk(collector.for_derivative_rules(lines_in(function)))(
         once, ins, NO_STATE
     )
-    results = len(body.out_avals) - len(jax.tree.leaves((body_record, before)))
-    # the rule has already bound the events that stay in the program
-    clean = without_events(body)
-    return outs, evaluate_body(clean, body_args, results)[results:]
+    return outs, leaves
 
 
 def _without_recomputation(eqn: Any, rule: Any) -> Any:
     """Returns a rule of `custom_jvp` that logs the events of its function only once."""
     if eqn.primitive.name != "custom_jvp_call" or not events_of(rule):
         return rule
-    watch = DerivativeRuleWatch(name=rule_sources.name_of_custom_jvp(eqn))
+    watch = DerivativeRuleWatch(function=rule_sources.function_of_custom_jvp(eqn))
 
     def run(*args: Any) -> list[Any]:
         return watches.watched(jaxprs.evaluate, watch)(rule, args)

@@ -168,15 +168,26 @@ class Rewriter(Handler):
 
 
 class Remover(Rewriter):
-    """Removes events, unless a transformation has collected them already."""
+    """Removes events.
 
-    def __init__(self, wants: Callable[[Event], bool] | None = None) -> None:
+    Args:
+        wants: which events; by default, all.
+        collected: whether to also remove those that a transformation has collected
+            already, and that only have to be delivered.
+    """
+
+    def __init__(
+        self,
+        wants: Callable[[Event], bool] | None = None,
+        collected: bool = False,
+    ) -> None:
         self._wants = wants
-        self.memo_key = ("remove", wants)
+        self._collected = collected
+        self.memo_key = ("remove", wants, collected)
         self.removes_all = wants is None
 
     def wants(self, event: Event) -> bool:
-        if event.route.sink is not None:
+        if event.route.sink is not None and not self._collected:
             return False
         return self._wants is None or self._wants(event)
 

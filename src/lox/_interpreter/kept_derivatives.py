@@ -12,7 +12,7 @@ import jax
 
 from lox._events.event import Event
 from lox._events.primitive import log_p
-from lox._jax import ad, hijax, jaxprs, tracing
+from lox._jax import ad, hijax, jaxprs, primitives, tracing
 
 from .custom_calls import evaluate_body, lines_in, separates_events, state_outside
 from .handlers import Handler, Remover, Rewriter, State
@@ -82,6 +82,9 @@ def with_derivative_of(
 
     def rewritten_equation() -> Any:
         lines = lines_in(solution)
+        if eqn.primitive is primitives.linear_solve_p:
+            # the equation to solve is part of the function as well
+            lines |= lines_in(eqn.params["jaxprs"].matvec)
         watch = HandlingWatch(
             _SolutionEventRemover(walk.handler, lines, stateless=not front)
         )

@@ -28,6 +28,7 @@ from lox._jax import (
     watches,
 )
 from lox._jax.patches import Patch
+from lox._jax.rule_sources import CustomFunction
 from lox._jax.watches import Watch
 
 from .contents import cotangents_of, events_of
@@ -51,8 +52,8 @@ class _Watches:
         lines: set[Line] = set()
         return RecordingWatch(lines), RecomputationWatch(lines)
 
-    def of_custom_jvp(self, name: str) -> Watch:
-        return DerivativeRuleWatch(name=name)
+    def of_custom_jvp(self, function: CustomFunction) -> Watch:
+        return DerivativeRuleWatch(function=function)
 
     def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
         if hijax.is_custom_vjp(prim):

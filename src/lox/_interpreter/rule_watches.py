@@ -17,6 +17,7 @@ from lox._events.event import Event
 from lox._events.log_grad import log_grad_p
 from lox._events.primitive import log_p
 from lox._jax import hijax, jaxprs, primitives, tracing
+from lox._jax.rule_sources import NO_FUNCTION, CustomFunction
 from lox._source import Source
 
 from .contents import events_of, jaxpr_has_hidden_rules, may_log
@@ -55,7 +56,9 @@ class _Watch:
     def bind(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def inside(self, role: str, name: str) -> "_Watch | None":
+    def inside(
+        self, role: str, function: CustomFunction = NO_FUNCTION
+    ) -> "_Watch | None":
         raise NotImplementedError
 
 
@@ -89,7 +92,9 @@ class RecordingWatch(_Watch):
             params = {**params, "_prim": new}
         return primitive.bind(*args, **params)
 
-    def inside(self, role: str, name: str) -> _Watch | None:
+    def inside(
+        self, role: str, function: CustomFunction = NO_FUNCTION
+    ) -> _Watch | None:
         return None if role == "bwd" else self
 
 
@@ -140,7 +145,7 @@ class HandlingWatch(_Watch):
         outs, _, _ = walk(closed, args, self._state)
         return outs if primitive.multiple_results else outs[0]
 
-    def inside(self, role: str, name: str) -> _Watch:
+    def inside(self, role: str, function: CustomFunction = NO_FUNCTION) -> _Watch:
         if role == "call":
             return self
         handler = self._handler
@@ -236,7 +241,7 @@ class RecomputationWatch(_Watch):
         watch = HandlingWatch(LineRemover(frozenset(self._lines)))
         return watch.bind(primitive, args, params)
 
-    def inside(self, role: str, name: str) -> _Watch:
+    def inside(self, role: str, function: CustomFunction = NO_FUNCTION) -> _Watch:
         return self
 
 
@@ -248,33 +253,36 @@ class DerivativeRuleWatch(_Watch):
 
     Args:
         is_own: whether a primitive, with these parameters, is the function.
-        name: the name of the function, if it is a custom function.
+        function: the function, if it is a custom function.
         lines: the lines of the function that are known to log.
     """
 
     def __init__(
         self,
         is_own: Callable[[Any, Any], bool] = _never,
-        name: str = "",
+        function: CustomFunction = NO_FUNCTION,
         lines: Iterable[Line] = (),
     ) -> None:
         self._is_own = is_own
-        self._name = name
+        self._function = function
         self._lines = frozenset(lines)
 
     def begin(self) -> _Watch:
-        return _DerivativeRuleRun(self._is_own, self._name, set(self._lines))
+        return _DerivativeRuleRun(self._is_own, self._function, set(self._lines))
 
 
 class _DerivativeRuleRun(RecomputationWatch):
     """The watch of one call of the rule."""
 
     def __init__(
-        self, is_own: Callable[[Any, Any], bool], name: str, lines: set[Line]
+        self,
+        is_own: Callable[[Any, Any], bool],
+        function: CustomFunction,
+        lines: set[Line],
     ) -> None:
         super().__init__(lines)
         self._is_own = is_own
-        self._name = name
+        self._function = function
         self._called = False
 
     def passes(self, primitive: Any, params: dict[str, Any]) -> bool:
@@ -290,10 +298,31 @@ class _DerivativeRuleRun(RecomputationWatch):
             return RecordingWatch(self._lines).bind(primitive, args, params)
         return super().bind(primitive, args, params)
 
-    def inside(self, role: str, name: str) -> _Watch:
-        if self._called or not name or name != self._name:
+    def inside(self, role: str, function: CustomFunction = NO_FUNCTION) -> _Watch:
+        if self._called or not _are_same(self._function, function):
             return self
         # JAX runs either a custom function or its rule, and asks for the watch of the
         # function first
         self._called = role != "call"
         return RecordingWatch(self._lines)
+
+
+def _are_same(own: CustomFunction, other: CustomFunction) -> bool:
+    """Whether two custom functions are the same one, as far as that is known."""
+    if not own.place or own.place != other.place:
+        return False
+    traced = [jaxprs.is_jaxpr(x.function) for x in (own, other)]
+    if all(traced):
+        # a function of the same place that the function calls has fewer events
+        return _number_of_events(own.function) == _number_of_events(other.function)
+    return any(traced) or own.function is other.function
+
+
+def _number_of_events(jaxpr: Any) -> int:
+    """The number of equations that log, at any depth, without anchors."""
+    return sum(
+        bool(eqn.params["event"].call.keys)
+        if eqn.primitive is log_p
+        else sum(map(_number_of_events, jaxprs.jaxprs_in(eqn.params)))
+        for eqn in jaxprs.open_jaxpr(jaxpr).eqns
+    )

@@ -9,6 +9,8 @@ with the same number are equal.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from lox._events.event import Event
 from lox._events.primitive import log_p
 from lox._jax import jaxprs, partial_eval, primitives
@@ -16,6 +18,7 @@ from lox._jax import jaxprs, partial_eval, primitives
 from .contents import events_inside, events_of
 from .walk import without_events
 
+_MAX_COMPARED = 64  # the size of arrays that are compared by value
 # The calls that can be inlined, and the parameter with their jaxpr.
 _INLINED = {
     "jit": "jaxpr",
@@ -55,7 +58,7 @@ def same_events(first: Any, second: Any, wants: Callable[[Event], bool]) -> bool
     numbers = _ValueNumbering()
 
     def events(closed: Any) -> Hashable:
-        quiet = without_events(closed, lambda event: not wants(event))
+        quiet = without_events(closed, lambda event: not wants(event), collected=True)
         return numbers.of_program(*partial_eval.only_effects(quiet))
 
     return events(first) == events(second)
@@ -125,6 +128,10 @@ def _constant(value: Any) -> Hashable:
     """A constant in a form that can be compared: by value, or by identity."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return type(value), value
+    if isinstance(value, np.ndarray | np.generic) and value.size <= _MAX_COMPARED:
+        # also the literals of JAX, whose type is a subclass
+        array = np.asarray(value)
+        return type(value), array.dtype, array.shape, array.tobytes()
     try:
         hash(value)
     except TypeError:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lox._events.event import Event
-from lox._events.missed import warn_of_derivative
+from lox._events.missed import warn_if_missed, warn_of_derivative
 from lox._events.primitive import log_p
 from lox._events.selection import Selection
 
@@ -66,10 +66,15 @@ class SelectingCollector(Collector):
     ) -> None:
         """Binds the keys that stay in the program, for outer transformations."""
         keys = set(event.call.keys)
-        remaining = keys if self._keep else keys - selected
-        if remaining and not self._outermost:
+        others = keys - selected
+        if self._outermost:
+            if event.route.missed and others:
+                warn_if_missed(event, others)
+            return
+        remaining = keys if self._keep else others
+        if remaining:
             part, values = event.select_keys(remaining.__contains__, operands)
-            missed = part.route.missed and not (self._keep and selected)
+            missed = part.route.missed if others else ()
             log_p.bind(*values, event=part.with_route(quiet=True, missed=missed))
 
     def for_derivative_rules(self, lines: frozenset[Any] = frozenset()) -> Handler:
@@ -102,6 +107,9 @@ class _RuleEventRemover(Rewriter):
     def wants(self, event: Event) -> bool:
         return self._collector.wants(event)
 
+    def for_cotangents(self) -> Handler:
+        return self._collector.for_cotangents()
+
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
         selected = self._collector.selected_keys(event)
         self._collector.bind_remaining(event, operands, selected)
@@ -127,6 +135,8 @@ class _CotangentSilencer(Rewriter):
         return event.route.sink is None and event.call.api == self._selection.api
 
     def rewrite(self, event: Event, operands: Sequence[Any], context: Any) -> None:
-        missed = self._warns and bool(self._selection.keys_of(event))
-        route = {"quiet": True, "missed": missed or event.route.missed}
-        log_p.bind(*operands, event=event.with_route(**route))
+        missed = event.route.missed
+        if self._warns:
+            # a summary replaces the keys later, so they are not selected here
+            missed = (*missed, self._selection)
+        log_p.bind(*operands, event=event.with_route(quiet=True, missed=missed))

@@ -263,9 +263,13 @@ def _rewrite_rule(walk: Walk, eqn: Any, args: list[Any], state: State) -> Result
     return tracing.bind(eqn, args, **params), Record(), state
 
 
-def without_events(closed: Any, wants: Callable[[Event], bool] | None = None) -> Any:
-    """Returns the same closed jaxpr without its events."""
-    walk = Walk(Remover(wants))
+def without_events(
+    closed: Any,
+    wants: Callable[[Event], bool] | None = None,
+    collected: bool = False,
+) -> Any:
+    """Returns the same closed jaxpr without its events; for the options: `Remover`."""
+    walk = Walk(Remover(wants, collected))
     if not walk.wants_in_jaxpr(closed):
         return closed
     return walk.rebuilt(closed, NO_STATE)[0]

@@ -18,6 +18,7 @@ from jax.extend import linear_util as lu
 
 from . import compat, hijax, patches, primitives, rule_sources, rule_tables, tracebacks
 from .patches import Patch, UnavailableError
+from .rule_sources import CustomFunction
 from .watches import Dormant, Watch, watched, watched_rule
 
 
@@ -28,8 +29,8 @@ class Watches(Protocol):
         """Watches for the forward and the backward rule of a custom function."""
         ...
 
-    def of_custom_jvp(self, name: str) -> Watch:
-        """A watch for the rule of the custom function of this name."""
+    def of_custom_jvp(self, function: CustomFunction) -> Watch:
+        """A watch for the rule of a custom function."""
         ...
 
     def of_hijax(self, prim: Any) -> tuple[Watch | None, Watch]:
@@ -115,8 +116,8 @@ def _jvp_call(call: Any) -> Any:
         self: Any, prim: Any, fun: Any, jvp: Any, *args: Any, **params: Any
     ) -> Any:
         if not _is_rule_of_jax(jvp, fun):
-            name = rule_sources.name_of(fun, jvp)
-            jvp = watched_rule(jvp, Dormant(lambda: _watches().of_custom_jvp(name)))
+            own = rule_sources.custom_function(fun, jvp)
+            jvp = watched_rule(jvp, Dormant(lambda: _watches().of_custom_jvp(own)))
         return call(self, prim, fun, jvp, *args, **params)
 
     return process_custom_jvp_call

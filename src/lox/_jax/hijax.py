@@ -81,11 +81,11 @@ def watched(prim: Any, change: Callable[[Any], Any], watch: watches.Watch) -> An
     if is_checkpoint(prim):  # it has a jaxpr, and no Python functions
         return new
     if is_custom_vjp(prim):
-        return _with_watched_vjp(new, watch.inside("fwd", ""), watch.inside("bwd", ""))
+        return _with_watched_vjp(new, watch.inside("fwd"), watch.inside("bwd"))
     watched_params = {name: watched_param(x) for name, x in new.params.items()}
     new = jaxprs.with_params(new, watched_params)
     for name in ("expand", "batch", *_FORWARD_RULES, *_BACKWARD_RULES):
-        inside = watch.inside("batch", "") if name == "batch" else watch
+        inside = watch.inside("batch") if name == "batch" else watch
         if hasattr(prim, name) and inside is not None:
             setattr(new, name, watches.watched(getattr(new, name), inside))
     return new

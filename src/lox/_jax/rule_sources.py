@@ -4,18 +4,48 @@ import functools
 import re
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 
 from . import compat, jaxprs
 
 
-def name_of_custom_jvp(eqn: JaxprEqn) -> str:
-    """The name that a watch uses for a `custom_jvp` function."""
-    return name_of(
-        jaxprs.open_jaxpr(eqn.params["call_jaxpr"]), eqn.params["jvp_jaxpr_fun"]
-    )
+class CustomFunction(NamedTuple):
+    """A custom function, as far as it can be recognized when it is called again.
+
+    Attributes:
+        place: the source locations of the function and of a rule. Functions that were
+            defined in the same place, such as by a decorator, have the same one.
+        function: the function itself, or its jaxpr if JAX has traced it.
+    """
+
+    place: str = ""
+    function: Any = None
+
+
+NO_FUNCTION = CustomFunction()
+
+
+def function_of_custom_jvp(eqn: JaxprEqn) -> CustomFunction:
+    """The function of an equation of `custom_jvp`."""
+    function = eqn.params["call_jaxpr"]
+    place = _place_of(jaxprs.open_jaxpr(function), eqn.params["jvp_jaxpr_fun"])
+    return CustomFunction(place, function)
+
+
+def custom_function(fun: Any, rule: Any) -> CustomFunction:
+    """The function that JAX calls, given as a `lu.WrappedFun` with one of its rules."""
+    function = original(getattr(fun, "f", fun))
+    if isinstance(function, functools.partial) and function.args:
+        closed = function.args[0]  # of `jaxpr_as_fun`
+        function = closed if jaxprs.is_jaxpr(closed) else function
+    return CustomFunction(_place_of(fun, rule), function)
+
+
+def original(function: Any) -> Any:
+    """The function that a watch has wrapped; others as they are."""
+    return getattr(function, "watched_function", function)
 
 
 def with_source_location_of(fun: Callable[..., Any], like: Any) -> Callable[..., Any]:
@@ -36,8 +66,7 @@ def with_source_location_of(fun: Callable[..., Any], like: Any) -> Callable[...,
     return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
 
 
-def name_of(function: Any, rule: Any) -> str:
-    """The name of a custom function: the source locations of it and of a rule."""
+def _place_of(function: Any, rule: Any) -> str:
     return f"{source_location(function)}, {source_location(rule)}"
 
 

@@ -9,6 +9,7 @@ import jax
 from jax.extend import linear_util as lu
 
 from . import compat, patches, primitives, rule_sources
+from .rule_sources import NO_FUNCTION, CustomFunction
 
 _Trace = compat.private("core.Trace", "functions cannot be watched", default=object)
 _trace_ctx = compat.private("core.trace_ctx", "watch functions that JAX calls")
@@ -37,15 +38,16 @@ class Watch(Protocol):
         """Binds a primitive in the trace around the watched function."""
         ...
 
-    def inside(self, role: str, name: str) -> "Watch | None":
+    def inside(
+        self, role: str, function: CustomFunction = NO_FUNCTION
+    ) -> "Watch | None":
         """The watch for a function that is an argument of a primitive, or None.
 
         Args:
             role: `"call"` for a function that is called; `"jvp"`, `"fwd"` and `"bwd"`
                 for the derivative rules of a custom function; `"batch"` for the
                 batching rule of a high-level primitive.
-            name: the source locations of the custom function and its rule; empty for
-                others.
+            function: the custom function, if it is one.
         """
         ...
 
@@ -81,9 +83,9 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **params: Any
     ) -> Any:
-        name = rule_sources.name_of(fun, jvp)
-        fun = self._watched(fun, "call", name)
-        jvp = self._watched(jvp, "jvp", name)
+        own = rule_sources.custom_function(fun, jvp)
+        fun = self._watched(fun, "call", own)
+        jvp = self._watched(jvp, "jvp", own)
         return self.parent_trace.process_custom_jvp_call(
             primitive, fun, jvp, args, **params
         )
@@ -91,10 +93,10 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **params: Any
     ) -> Any:
-        name = rule_sources.name_of(fun, bwd)
-        fun = self._watched(fun, "call", name)
-        fwd = self._watched(fwd, "fwd", name)
-        bwd = self._watched(bwd, "bwd", name)
+        own = rule_sources.custom_function(fun, bwd)
+        fun = self._watched(fun, "call", own)
+        fwd = self._watched(fwd, "fwd", own)
+        bwd = self._watched(bwd, "bwd", own)
         return self.parent_trace.process_custom_vjp_call(
             primitive, fun, fwd, bwd, args, **params
         )
@@ -109,15 +111,17 @@ class _WatchTrace(_Trace):  # type: ignore[misc, valid-type]
             # from 0.10 on, the function of a `shard_map` is not wrapped
             functions = (lu.WrappedFun, types.FunctionType)
             new = [
-                self._watched(x, "call", "") if isinstance(x, functions) else x
+                self._watched(x, "call") if isinstance(x, functions) else x
                 for x in args
             ]
             return process(*new, **params)
 
         return passed_on
 
-    def _watched(self, fun: Any, role: str, name: str) -> Any:
-        watch = self.watch.inside(role, name)
+    def _watched(
+        self, fun: Any, role: str, function: CustomFunction = NO_FUNCTION
+    ) -> Any:
+        watch = self.watch.inside(role, function)
         if watch is None:
             return fun
         is_rule = isinstance(fun, lu.WrappedFun)
@@ -170,6 +174,8 @@ def watched_rule(fun: Any, watch: Watch) -> Any:
         and not fun.transforms
     ):
         run = _accumulating(fun.f, watch)
+    if isinstance(run, types.FunctionType):
+        run.watched_function = rule_sources.original(fun.f)  # type: ignore[attr-defined]
     return lu.wrap_init(run, debug_info=fun.debug_info)
 
 
@@ -201,13 +207,13 @@ class Dormant:
         self._awake = False
         self._watch: Watch | None = None
         # the watches that `inside` returned while this one was dormant
-        self._children: list[tuple[str, str, Dormant]] = []
+        self._children: list[tuple[str, CustomFunction, Dormant]] = []
 
     def _wake(self) -> Watch | None:
         if not self._awake:
             self._watch, self._awake = self._make(), True
-            for role, name, child in self._children:
-                inner = None if self._watch is None else self._watch.inside(role, name)
+            for role, function, child in self._children:
+                inner = self._watch and self._watch.inside(role, function)
                 child._make = functools.partial(_given, inner)
         return self._watch
 
@@ -230,17 +236,17 @@ class Dormant:
             return primitive.bind(*args, **params)
         return watch.bind(primitive, args, params)
 
-    def inside(self, role: str, name: str) -> Watch | None:
+    def inside(self, role: str, function: CustomFunction = NO_FUNCTION) -> Watch | None:
         if self._awake or patches.installed:
             watch = self._wake()
-            return None if watch is None else watch.inside(role, name)
+            return None if watch is None else watch.inside(role, function)
 
         def make() -> Watch | None:
             self._wake()
             return child._make()
 
         child = Dormant(make)
-        self._children.append((role, name, child))
+        self._children.append((role, function, child))
         return child
 
 

@@ -251,7 +251,10 @@ class Stream:
             key: dataclasses.replace(
                 one,
                 leaves=tuple(row.values[key]),
-                steps=collections.OrderedDict(row.steps),
+                # a pytree sorts the names, but the first step is the x-axis of plots
+                steps=collections.OrderedDict(
+                    (name, row.steps[name]) for name in self.first.steps
+                ),
                 mask=mask,
                 tree=self.tree_of(key),
                 stacked=self.buffers,

@@ -87,7 +87,7 @@ def _streams(types: Record, closed: Any, options: Options) -> Streams:
         multi_row = rows.stacked or rows.unbounded
         logged = rows.length or rows.unbounded
         # rows with a `when` may be few: a capacity is room for those that happen
-        sparse = rows.sparse and options.capacity is not None
+        sparse = rows.sparse and multi_row and options.capacity is not None
         thinned = sparse or (options.interval and multi_row)
         needed = reduction or rows.unbounded or thinned
         if not logged or not needed:

@@ -290,7 +290,7 @@ class _Tapper(SelectingCollector):
         event = event.with_route(
             sink=self._sink,
             quiet=False,
-            missed=False,
+            missed=(),
             # XLA crashes on ordered effects if only some axes of a mesh are manual
             ordered=self._ordered and not array_types.partly_manual(),
             multi_row=tuple(

@@ -7,7 +7,7 @@ from typing import Any
 
 from lox._errors import LoxTypeError, LoxValueError
 from lox._events.selection import Selection
-from lox._interpreter.contents import events_of
+from lox._interpreter.contents import cotangents_of, events_of
 from lox._interpreter.rows import Record
 from lox._reduce import reductions
 from lox._reduce.protocol import AnyReduction
@@ -87,18 +87,30 @@ class Options:
         ]
         keys = list(dict.fromkeys(key for event in events for key in event.call.keys))
         tags = dict.fromkeys(tag for event in events for tag in event.call.tags)
-        _warn(name, "argnames", self.selection.unmatched(keys), keys)
-        _warn(name, "tags", self.selection.unmatched_tags(events), tags)
+        later = any(map(self.selection.keys_of, cotangents_of(closed)))
+        _warn(name, "argnames", self.selection.unmatched(keys), keys, later)
+        _warn(name, "tags", self.selection.unmatched_tags(events), tags, later)
         _warn(name, "reduce", reductions.unmatched(self.reduce, keys), keys)
 
 
-def _warn(name: str, what: str, missing: list[str], known_names: Iterable[str]) -> None:
+def _warn(
+    name: str,
+    what: str,
+    missing: list[str],
+    known_names: Iterable[str],
+    in_derivative: bool = False,
+) -> None:
     known = ", ".join(map(repr, known_names))
     if missing:
         others = f"available: {known}" if known else "it logs none"
+        hint = (
+            f" Cotangents are logged by the derivative: `{name}(jax.grad(f))`."
+            if in_derivative
+            else ""
+        )
         warn(
             f"`{what}` of `{name}` has {', '.join(map(repr, missing))}, which no "
-            f"`lox.log` in the function matches; {others}."
+            f"`lox.log` in the function matches; {others}.{hint}"
         )
 
 
