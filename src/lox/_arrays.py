@@ -128,6 +128,31 @@ def default_float() -> Any:
     return np.dtype(np.float64 if enabled else np.float32)
 
 
+def widest_integer(unsigned: bool) -> Any:
+    """JAX's widest integer dtype: 32 bits, or 64 with `jax_enable_x64`."""
+    widest = np.dtype(np.uint64 if unsigned else np.int64)
+    jax = imported_jax()
+    if jax is not None:
+        return jax.dtypes.canonicalize_dtype(widest)
+    return np.dtype(f"{widest.kind}{default_float().itemsize}")
+
+
+# `dtype.isbuiltin` of the dtypes of other libraries, such as `ml_dtypes`
+_REGISTERED = 2
+
+
+def to_native(array: Any) -> Any:
+    """Converts a NumPy array to a dtype that NumPy itself has, without loss."""
+    dtype = array.dtype
+    if dtype.isbuiltin != _REGISTERED:
+        return array
+    if is_inexact(dtype):
+        return array.astype(np.float32)
+    if is_integer(dtype):
+        return array.astype(np.uint8 if integer_range(dtype)[0] == 0 else np.int8)
+    return array
+
+
 # --- pytrees -----------------------------------------------------------------
 
 

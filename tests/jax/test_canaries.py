@@ -20,7 +20,7 @@ import jax.extend
 import pytest
 
 import lox
-from lox._jax import compat, patches
+from lox._jax import compat, jaxprs, patches, rule_sources
 from tests import programs
 
 JAX = jax.__version_info__[:3]
@@ -326,7 +326,10 @@ TESTED_ELSEWHERE = {
     "vjp_bwd_retval_logs",
 }
 # ... and those that are Python's or lox's own.
-NOT_OF_JAX = {"_fields", "_getframe", "_make", "is_partly_manual", "lox_stopped"}
+NOT_OF_JAX = {
+    *("_fields", "_getframe", "_make", "is_partly_manual", "lox_stopped"),
+    "watched_function",
+}
 
 
 def test_attributes_that_may_be_missing_have_canaries():
@@ -347,6 +350,25 @@ def test_attributes_that_may_be_missing_have_canaries():
     used = {name for name in used if name and not name.startswith("__")}
     assert len(used) > 30
     assert not used - known - TESTED_ELSEWHERE - NOT_OF_JAX
+
+
+def test_traced_custom_functions_are_known_by_their_jaxprs(monkeypatch):
+    """Otherwise a rule that calls its function is not recognized (`rule_sources`)."""
+    found = []
+    find = rule_sources.custom_function
+
+    def recorded(fun, rule):
+        found.append(find(fun, rule).function)
+        return find(fun, rule)
+
+    monkeypatch.setattr(rule_sources, "custom_function", recorded)
+    f = jax.custom_jvp(lambda x: x)
+    f.defjvp(lambda p, t: (f(*p), t[0]))
+    jax.grad(f)(1.0)
+    assert found[0] is f.fun
+    found.clear()
+    jax.grad(jax.jit(f))(1.0)
+    assert found and all(map(jaxprs.is_jaxpr, found))
 
 
 def test_runtime_tokens_are_stored_by_effect_and_device():

@@ -547,6 +547,30 @@ def test_to_pandas_keeps_integers_where_rows_are_missing():
     assert table["step"].tolist()[:2] == [large, 1] and table["b"][2] == 1.5
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    "bfloat16 float16 float8_e4m3fn float8_e5m2 float8_e8m0fnu int4 uint4 int2".split(),
+)
+def test_to_pandas_converts_dtypes_that_pandas_lacks(dtype):
+    def program(n):
+        def body(carry, i):
+            x = jnp.ones((), dtype)
+            lox.log({"x": x, "y": x, "v": jnp.ones(2, dtype)}, step=i, when=i < n)
+            lox.log({"other": i}, epoch=i)
+            return carry, None
+
+        return lax.scan(body, 0, jnp.arange(3))[0]
+
+    frame = jax.vmap(lox.spool(program))(jnp.array([3, 1]))[1].to_pandas()
+    rows = frame[frame["x"].notna()]
+    assert rows["step"].tolist() == [0, 1, 2, 0] and len(frame) == 4 + 2 * 3
+    assert rows["x"].tolist() == rows["y"].tolist() == [1, 1, 1, 1]
+    assert [x.tolist() for x in rows["v"]] == [[1, 1]] * 4
+    assert all(x.dtype.isbuiltin == 1 for x in rows["v"])
+    kind = frame.filter(["x"]).dropna().convert_dtypes()["x"].dtype.kind
+    assert kind in "iuf"
+
+
 # --- rows that did not happen ----------------------------------------------
 
 

@@ -18,6 +18,7 @@ import scipy.stats
 
 import lox
 from lox._logs import lane_statistics
+from lox._logs.key import KeyInfo
 from lox._logs.lane_points import align_lanes
 from lox._logs.logdict import from_keys, make_logdict
 from lox._logs.metadata import Metadata
@@ -337,6 +338,51 @@ def test_key_without_lanes_counts_once():
 
     found = lox.spool(f)(jnp.array([1.0, 2.0, 6.0]))[1].over_lanes("mean", "count")
     assert found["before/mean"] == 9 and found["before/count"] == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0), (2, 0, 4), (0, 3), (0, 3, 4)])
+def test_statistics_of_empty_arrays_are_empty(shape):
+    steps = np.broadcast_to(np.arange(shape[1]), shape[:2])
+    logs = make_logdict(
+        {"x": np.zeros(shape)},
+        Metadata(
+            {"step": {"x": steps}}, info={"x": KeyInfo(True, 0, (len(shape) - 2,))}
+        ),
+    )
+    found = logs.over_lanes(*ALL)
+    assert {value.shape for value in found.values()} == {shape[1:]}
+    assert np.isnan(found["x/mean"]).all() and not found["x/count"].any()
+    if shape[0]:
+        assert found.step["x/mean"].tolist() == list(range(shape[1]))
+
+
+def test_statistics_of_a_loop_that_never_ran_are_empty():
+    def never(x):
+        return jax.lax.scan(lambda c, i: (lox.log({"x": c}, step=i), c)[::-1], x, EMPTY)
+
+    logs = jax.vmap(lox.spool(never))(jnp.arange(2.0))[1]
+    assert logs["x"].shape == (2, 0)
+    assert logs.over_lanes("mean", "ci")["x/mean"].shape == (0,)
+    assert "x" in logs._repr_html_()
+
+
+EMPTY = jnp.arange(0)
+
+
+def test_alignment_by_the_step_of_a_key_without_rows_is_that_of_other_keys():
+    def program(limit):
+        def body(carry, i):
+            lox.log({"a": i}, epoch=i, when=i < limit)
+            lox.log({"b": i}, step=i)
+            return carry, None
+
+        return jax.lax.scan(body, 0, jnp.arange(3))[0]
+
+    for limit in (0, 3):
+        logs = jax.vmap(lox.spool(program))(jnp.full(2, limit))[1]
+        assert logs.over_lanes("mean", step="epoch")["b/mean"].tolist() == [0, 1, 2]
+        with pytest.raises(lox.LoxKeyError, match=r"no such step; their steps are '"):
+            logs.over_lanes("mean", step="epochs")
 
 
 def test_bad_arguments_are_refused():

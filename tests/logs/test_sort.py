@@ -115,3 +115,53 @@ def test_sort_by_an_unknown_step_is_refused():
     _, logs = lox.spool(run)(1.0, ORDERS[0])
     with pytest.raises(lox.LoxKeyError, match="no such step.*'step', 'other'"):
         logs.sort("steps")
+
+
+def log_up_to(limit):
+    """Logs only the first rows of the key that has a step."""
+
+    def body(carry, i):
+        lox.log({"a": i}, step=LENGTH - i, when=i < limit)
+        lox.log({"b": i})
+        return carry, None
+
+    return lax.scan(body, 0, jnp.arange(LENGTH))[0]
+
+
+def as_lanes_of_rows(limit):
+    """The logs of a lane that logs `limit` rows, from rows that name their lane."""
+    calls = []
+    jax.vmap(lox.tap(log_up_to, calls.append))(jnp.array([LENGTH, limit]))
+    jax.effects_barrier()
+    return sum(calls, lox.logdict()).lanes()[1]
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+@pytest.mark.parametrize(
+    "logs_of",
+    [
+        lambda limit: lox.spool(log_up_to)(limit)[1],
+        lambda limit: jax.jit(lox.spool(log_up_to))(limit)[1].compact(),
+        lambda limit: jax.vmap(lox.spool(log_up_to))(jnp.array([limit]))[1].lanes()[0],
+        lambda limit: lox.logdict() + lox.spool(log_up_to)(limit)[1],
+        lambda limit: lox.logdict() | lox.spool(log_up_to)(limit)[1],
+        lambda limit: lox.spool(log_up_to)(limit)[1].filter("*"),
+        as_lanes_of_rows,
+    ],
+    ids=["eager", "compact", "lanes", "add", "or", "filter", "named lanes"],
+)
+def test_step_of_a_key_without_rows_is_known(logs_of, limit):
+    logs = logs_of(limit)
+    assert logs.sort("step")["b"].tolist() == list(range(LENGTH))
+    assert logs.step.get("a", jnp.zeros(0)).tolist() == [6, 5][:limit]
+    with pytest.raises(lox.LoxKeyError, match=r"no such step; their steps are 'step'"):
+        logs.sort("steps")
+
+
+def test_step_of_a_key_without_rows_does_not_change_equality_and_structure():
+    logs = lox.spool(log_up_to)(0)[1]
+    _, expected = lox.spool(log_up_to)(2)
+    del expected["a"]
+    assert logs == expected.filter("*") and logs.steps == {}
+    plain = lox.logdict({"b": logs["b"]}, stacked=True)
+    assert jax.tree.structure(logs) == jax.tree.structure(plain)

@@ -1,5 +1,6 @@
 """Reductions: accuracy, dtypes, custom reductions, and which one applies."""
 
+import functools
 import re
 
 import jax
@@ -142,6 +143,124 @@ def test_reduction_in_loop_agrees_with_stacked_rows(name):
     np.testing.assert_allclose(found["x"], expected["x"], rtol=2e-6, atol=1e-6)
     assert found["x"].dtype == expected["x"].dtype
     assert found.step["x"] == expected.step["x"]
+
+
+def on_host(logs):
+    """Logs of NumPy arrays, as a store returns them."""
+    return jax.tree.map(np.asarray, logs)
+
+
+def logging(xs):
+    """A program that logs the first rows of `xs`."""
+
+    def program(length):
+        def body(carry, i):
+            lox.log({"x": xs[i]}, step=i, when=i < length)
+            return carry, None
+
+        return lax.scan(body, 0, jnp.arange(len(xs)))[0]
+
+    return program
+
+
+@functools.cache
+def small_numbers(dtype):
+    """Numbers that are exact in a dtype, in rows of the shape (2,)."""
+    if dtype == "bool":
+        low, high = 0, 1
+    elif jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        low, high = max(int(info.min), -5), min(int(info.max), 5)
+    else:
+        low, high = -5, 5
+    return np.random.default_rng(0).integers(low, high + 1, (20, 2))
+
+
+STACKED_DTYPES = (
+    "bool int8 uint8 int32 uint32 int4 uint4 int2 bfloat16 float16 float32 complex64 "
+    "float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2 float8_e5m2fnuz"
+).split()
+X64_DTYPES = "bool uint32 int4 float16 float32 int64 uint64 float64".split()
+
+
+@pytest.mark.parametrize(
+    "dtype, x64",
+    [(dtype, False) for dtype in STACKED_DTYPES]
+    + [(dtype, True) for dtype in X64_DTYPES],
+)
+def test_reduction_of_stacked_rows_has_value_and_dtype_of_loop(dtype, x64):
+    with jax.enable_x64(x64):
+        program = logging(jnp.asarray(small_numbers(dtype)).astype(dtype))
+        lengths = jnp.array([20, 13])
+        plain = lox.spool(program)(20)[1]
+        masked = jax.vmap(lox.spool(program))(lengths)[1]
+        assert masked.mask and not plain.mask
+        for name in NAMES:
+            spool = lox.spool(program, reduce=name)
+            expected = spool(20)[1]["x"], jax.vmap(spool)(lengths)[1]["x"]
+            for logs, one in zip((plain, masked), expected, strict=True):
+                for host, rows in enumerate((logs, on_host(logs))):
+                    found = rows.reduce(name)["x"]
+                    if host and name == "sum" and one.dtype.kind in "iu":
+                        assert found.dtype == np.dtype(f"{one.dtype.kind}8")
+                    else:
+                        assert found.dtype == one.dtype, name
+                    values = np.asarray(found).astype(complex)
+                    # the result of a sum in another order may round to a neighbour
+                    rounds = one.dtype.itemsize < 4 and name in ("mean", "std", "var")
+                    tolerance = float(jnp.finfo(one.dtype).eps) if rounds else 1e-6
+                    wanted = np.asarray(one).astype(complex)
+                    np.testing.assert_allclose(values, wanted, tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "dtype, value, rows",
+    [
+        ("bfloat16", 0.1, 1000),
+        ("bfloat16", 0.1, 300),
+        ("float16", 0.1, 3000),
+        ("float16", 0.1, 70000),
+        ("float16", 100, 1000),
+        ("float8_e4m3fn", 0.1, 1000),
+        ("float32", 0.1, 1_000_000),
+    ],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("host", [False, True])
+def test_stacked_rows_are_added_up_as_accurately_as_in_loop(
+    dtype, value, rows, masked, host
+):
+    xs = jnp.full((rows, 2), value, dtype)
+    logs = lox.logdict({"x": xs}, stacked=True)
+    if masked:
+        logs = logs._with([("x", logs._key("x").only_if(jnp.bool_(True)))])
+    if host:
+        logs = on_host(logs)
+    exact = np.asarray(xs[0]).astype(np.float64)
+    precision = float(jnp.finfo(dtype).eps)
+    mean = np.asarray(logs.reduce("mean")["x"]).astype(np.float64)
+    np.testing.assert_allclose(mean, exact, rtol=max(precision, 5e-7))
+    std = np.asarray(logs.reduce("std")["x"]).astype(np.float64)
+    np.testing.assert_allclose(std, 0, atol=5e-7 * value)
+    if rows * value < float(jnp.finfo(dtype).max):
+        total = np.asarray(logs.reduce("sum")["x"]).astype(np.float64)
+        np.testing.assert_allclose(total, rows * exact, rtol=max(precision, 5e-7))
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_min_and_max_of_masked_rows_ignore_other_rows(host):
+    xs = jnp.array([4_000_000_000, 5, 4_100_000_000, 0], jnp.uint32)
+    logs = jax.vmap(lox.spool(logging(xs)))(jnp.array([3, 1]))[1]
+    logs = on_host(logs) if host else logs
+    assert logs.reduce("min")["x"].tolist() == [5, 4_000_000_000]
+    assert logs.reduce("max")["x"].tolist() == [4_100_000_000, 4_000_000_000]
+
+
+@pytest.mark.parametrize("rows", [[2**40, 1], np.int32([2**30, 2**30])])
+def test_numpy_integers_are_added_up_in_64_bits_that_jax_lacks(rows):
+    logs = lox.logdict({"x": np.array(rows)}, stacked=True)
+    total = logs.reduce("sum")["x"]
+    assert total == sum(map(int, rows)) and total.dtype == np.int64
 
 
 class Product(Named):

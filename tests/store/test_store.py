@@ -124,6 +124,54 @@ def test_load_returns_prng_keys(tmp_path):
         assert (jax.random.key_data(found["k"]) == jax.random.key_data(keys)).all()
 
 
+def test_prng_keys_of_eager_calls_and_programs_are_loaded_together(tmp_path):
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    log_in_jit = jax.jit(lambda k: logger.log(state, {"k": k, "pair": (k, 1.0)}))
+    keys = jax.random.split(jax.random.key(1), 4)
+    for i, key in enumerate(keys):
+        log = log_in_jit if i % 2 else log_in_jit.__wrapped__
+        log(key)
+    logger.finish(state)
+    found, data = lox.load(tmp_path), np.asarray(jax.random.key_data(keys))
+    for rows in (found["k"], found["pair"][0]):
+        assert rows.dtype == np.uint32 and rows.tolist() == data.tolist()
+
+
+def test_prng_keys_are_loaded_as_data_only_in_columns_that_need_it(tmp_path):
+    key = jax.random.key(1)
+    lox.save({"k": (key, key)}, tmp_path / "run")
+    lox.save({"k": (key, jax.random.key_data(key))}, tmp_path / "run")
+    typed, data = lox.load(tmp_path / "run")["k"]
+    assert typed.dtype == key.dtype and typed.shape == (2,)
+    assert data.tolist() == [[0, 1], [0, 1]]
+
+
+def test_runs_with_prng_keys_and_with_their_data_are_lanes_of_one_logdict(tmp_path):
+    keys = jax.random.split(jax.random.key(1), 2)
+    lox.save({"k": keys[0]}, tmp_path, key=0)
+    jax.jit(lambda k: lox.save({"k": k}, tmp_path, key=1))(keys[1])
+    jax.effects_barrier()
+    found = lox.runs(tmp_path).load()["k"]
+    assert found.tolist() == jax.random.key_data(keys).tolist()
+    assert lox.load(tmp_path, key=0)["k"].dtype == keys.dtype
+
+
+def test_prng_keys_of_two_implementations_are_refused_by_name(tmp_path):
+    rbg, unsafe = (jax.random.key(0, impl=impl) for impl in ("rbg", "unsafe_rbg"))
+    lox.save({"k": rbg}, tmp_path / "run")
+    names = "PRNG keys: rbg;.*PRNG keys: unsafe_rbg;"
+    with pytest.raises(lox.ShapeError, match=names):
+        lox.save({"k": unsafe}, tmp_path / "run")
+    with pytest.raises(lox.ShapeError, match="PRNG keys: rbg;"):
+        lox.save({"k": jnp.ones(4)}, tmp_path / "run")
+    # another process cannot know
+    lox.save({"k": unsafe}, tmp_path / "run" / "process-1")
+    lox.save({"k": jax.random.key_data(rbg)}, tmp_path / "run" / "process-2")
+    with pytest.raises(lox.StoreError, match=names):
+        lox.load(tmp_path / "run")
+
+
 NAMES = [
     "../../escape",
     "/etc/passwd",

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import lox
+import lox.loggers
 
 
 def simplex(x):
@@ -163,3 +164,24 @@ def test_lanes_that_differ_between_calls_raise_error_with_remedy():
         lox.spool(g)(1.0)
     assert lox.spool(g, reduce="sum")(1.0)[1]["x"] == 7
     assert len(tapped_rows(g, 1.0)) == 5
+
+
+@pytest.mark.parametrize(
+    "options", [{"reduce": "last"}, {"window": 2, "reduce": "mean"}, {"buffer": 2}]
+)
+def test_remedy_for_lanes_that_differ_helps_in_a_tap(tmp_path, options):
+    def f(x):
+        lox.log({"x": x})
+        jax.vmap(lambda x: lox.log({"x": x}) and None)(jnp.arange(2.0))
+        return x
+
+    logger = lox.loggers.SaveLogger(tmp_path)
+    state = logger.init(0)
+    remedy = "`logger.tap` without `reduce`, `window` and `buffer`"
+    for tap in (lox.tap, lambda f, **options: logger.tap(f, state, **options)):
+        with pytest.raises(lox.ShapeError, match=remedy):
+            tap(f, **options)(1.0)
+    assert len(tapped_rows(f, 1.0)) == 3
+    logger.tap(f, state)(1.0)
+    logger.finish(state)
+    assert lox.load(tmp_path)["x"].tolist() == [1, 0, 1]

@@ -296,7 +296,8 @@ def _raise_lanes(key: str, parts: Sequence[Rows]) -> NoReturn:
         remedy = 'Both are the same line: reduce the key (`reduce="mean"`)'
     raise ShapeError(
         f"{_both_shapes(key, first, other)} {remedy}, select other keys by `argnames`, "
-        "or deliver it per lane with `lox.tap`."
+        "or deliver its events one by one: `lox.tap` or `logger.tap` without `reduce`, "
+        "`window` and `buffer`."
     )
 
 

@@ -311,11 +311,13 @@ def _are_same(own: CustomFunction, other: CustomFunction) -> bool:
     """Whether two custom functions are the same one, as far as that is known."""
     if not own.place or own.place != other.place:
         return False
-    traced = [jaxprs.is_jaxpr(x.function) for x in (own, other)]
+    functions = own.function, other.function
+    traced = list(map(jaxprs.is_jaxpr, functions))
     if all(traced):
         # a function of the same place that the function calls has fewer events
-        return _number_of_events(own.function) == _number_of_events(other.function)
-    return any(traced) or own.function is other.function
+        first, second = map(_number_of_events, functions)
+        return first == second
+    return any(traced) or None in functions or functions[0] is functions[1]
 
 
 def _number_of_events(jaxpr: Any) -> int:

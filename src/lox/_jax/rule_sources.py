@@ -17,7 +17,8 @@ class CustomFunction(NamedTuple):
     Attributes:
         place: the source locations of the function and of a rule. Functions that were
             defined in the same place, such as by a decorator, have the same one.
-        function: the function itself, or its jaxpr if JAX has traced it.
+        function: the function itself, or its jaxpr if JAX has traced it; None if it is
+            unknown.
     """
 
     place: str = ""
@@ -36,10 +37,12 @@ def function_of_custom_jvp(eqn: JaxprEqn) -> CustomFunction:
 
 def custom_function(fun: Any, rule: Any) -> CustomFunction:
     """The function that JAX calls, given as a `lu.WrappedFun` with one of its rules."""
-    function = original(getattr(fun, "f", fun))
-    if isinstance(function, functools.partial) and function.args:
-        closed = function.args[0]  # of `jaxpr_as_fun`
-        function = closed if jaxprs.is_jaxpr(closed) else function
+    function = original(fun.f)
+    if isinstance(function, functools.partial):
+        if function.args and jaxprs.is_jaxpr(function.args[0]):  # `jaxpr_as_fun`
+            function = function.args[0]
+        elif function.func.__module__.partition(".")[0] == "jax":
+            function = None
     return CustomFunction(_place_of(fun, rule), function)
 
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lox._arrays import to_native
+
 from .columns import Column, columns_of
 from .lane_step import LANE
 
@@ -64,13 +66,14 @@ def _frame(pandas: Any, column: Column) -> tuple[tuple[str, ...], Any]:
     size = int(np.prod(shape))
     axes = dict(zip(column.axis_names(), _positions(shape), strict=True))
     steps = {
-        step: np.broadcast_to(np.asarray(value), shape).reshape(size)
+        step: to_native(np.broadcast_to(np.asarray(value), shape).reshape(size))
         for step, value in key.steps.items()
     }
     if not all(map(_is_lane, steps)):
         axes.pop("row", None)
     labels = {**axes, **steps}
-    cells = array.reshape(size, *array.shape[array.ndim - own :])
+    # pandas cannot select or join rows of other dtypes
+    cells = to_native(array.reshape(size, *array.shape[array.ndim - own :]))
     if name in labels:  # a key that has the name of its step
         name = f"{name}.value"
     columns = {**labels, name: list(cells) if own else cells}

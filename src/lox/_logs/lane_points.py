@@ -1,5 +1,6 @@
 """The rows of a key with one column per lane, aligned by a step."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,10 +85,12 @@ class _Columns(NamedTuple):
         rows = key.stacked()
         shape = rows.row_shape()
         axis = rows.outer_lanes()
+        # not left to `reshape`, which cannot infer sizes of empty arrays
+        lanes = math.prod(shape[:axis] + shape[axis + 1 :])
 
         def time_first(x: Any, own: tuple[int, ...] = ()) -> Any:
             moved = np.moveaxis(np.asarray(x), axis, 0)
-            return moved.reshape(len(moved), -1, *own)
+            return moved.reshape(len(moved), lanes, *own)
 
         leaves = [np.asarray(leaf) for leaf in leaves_of(rows.value)]
         mask = np.ones(shape, bool) if rows.mask is None else rows.mask
@@ -125,7 +128,7 @@ class _Columns(NamedTuple):
 
     def common_steps(self, names: list[str]) -> dict[str, Any]:
         """The steps on which all lanes agree."""
-        first = self.present.argmax(1)[:, None] if self.present.size else None
+        first = self.present.argmax(1)[:, None] if self.present.shape[1] else None
         common = {}
         for name in names:
             steps = self.steps[name]

@@ -97,6 +97,10 @@ class Unflattened(Metadata):
     def dropped(self) -> dict[str, Any]:
         return self._parts.dropped
 
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        return ()  # not part of a layout
+
     def _replace(self, **changes: Any) -> Metadata:  # type: ignore[override]
         # the changed metadata has another layout
         return self._parts._replace(**changes)

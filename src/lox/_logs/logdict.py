@@ -122,9 +122,12 @@ class logdict(MetadataDict):
         return make_logdict(data, Metadata(steps, mask, info, dropped))
 
     def __getattr__(self, name: str) -> dict[str, Any]:
-        steps = object.__getattribute__(self, "_metadata").steps
+        metadata = object.__getattribute__(self, "_metadata")
+        steps = metadata.steps
         if name in steps:
             return self._present(steps[name])
+        if name in metadata.step_names:
+            return {}
         if name.startswith("__"):  # looked up by Python and by other libraries
             raise AttributeError(name)
         known = (
@@ -153,9 +156,20 @@ class logdict(MetadataDict):
 
     # --- joining and selecting -------------------------------------------------------
 
-    def _with(self, keys: Iterable[tuple[str, Key]]) -> "logdict":
-        """A logdict of other keys, with the order of steps of this one."""
-        return from_keys(keys, self._metadata.steps)
+    def _with(
+        self, keys: Iterable[tuple[str, Key]], step_names: Iterable[str] = ()
+    ) -> "logdict":
+        """A logdict of other keys, with the order of steps of this one.
+
+        Args:
+            keys: the keys.
+            step_names: steps that are known even if none of the keys has them.
+        """
+        logs = from_keys(keys, self._metadata.steps)
+        known = dict.fromkeys((*self._metadata.step_names, *step_names))
+        if known:
+            logs._metadata = logs._metadata._replace(step_names=tuple(known))
+        return logs
 
     def __add__(self, other: Mapping[str, Any]) -> "logdict":
         """Joins the logs of two functions that ran one after the other."""
@@ -165,7 +179,7 @@ class logdict(MetadataDict):
         keys = self._keys()
         for name, new in right._keys().items():
             keys[name] = keys[name].then(name, new) if name in keys else new
-        return self._with(keys.items())
+        return self._with(keys.items(), right._metadata.step_names)
 
     def __radd__(self, other: Any) -> "logdict":
         if isinstance(other, int) and other == 0:  # the start of `sum(...)`
@@ -181,7 +195,8 @@ class logdict(MetadataDict):
         if not isinstance(other, Mapping):
             return NotImplemented
         right = other if isinstance(other, logdict) else logdict(other)
-        return self._with({**self._keys(), **right._keys()}.items())
+        keys = {**self._keys(), **right._keys()}
+        return self._with(keys.items(), right._metadata.step_names)
 
     def __ror__(self, other: Mapping[str, Any]) -> "logdict":  # type: ignore[override]
         if not isinstance(other, Mapping):
@@ -275,7 +290,8 @@ class logdict(MetadataDict):
 
         Rows with equal steps keep their order. Each lane is sorted by its own steps,
         and rows that did not happen go to the end. Keys without the step, and keys that
-        were logged once, outside any loop, stay as they are.
+        were logged once, outside any loop, stay as they are. So do all keys if the step
+        is only that of keys without any row, which `compact` removed.
 
         Args:
             step: the name of the step.
@@ -289,8 +305,9 @@ class logdict(MetadataDict):
             >>> logs.sort("step")
             {'loss': [0.5, 0.3, 0.1]}
         """
-        if self and step not in self._metadata.steps:
-            names = ", ".join(map(repr, self._metadata.steps)) or "none"
+        known = self._metadata.known_steps
+        if self and step not in known:
+            names = ", ".join(map(repr, known)) or "none"
             raise LoxKeyError(
                 f"`logs.sort` got {step!r}, but these logs have no such step; their "
                 f"steps are {names}. Pass the name of a step, such as "
@@ -330,7 +347,7 @@ class logdict(MetadataDict):
         if not self._metadata.mask:
             return self
         keys = compacted_keys((name, self._counted_key(name)) for name in self)
-        return self._with(keys.items())
+        return self._with(keys.items(), self._metadata.steps)
 
     def _warn_of_dropped(self) -> None:
         dropped = self._dropped_on_host()
@@ -380,7 +397,10 @@ class logdict(MetadataDict):
             for lane in lanes
         ]
         return [
-            self._with((name, key) for name, key in one.items() if key is not None)
+            self._with(
+                ((name, key) for name, key in one.items() if key is not None),
+                self._metadata.steps,
+            )
             for one in of_lane
         ]
 

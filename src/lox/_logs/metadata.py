@@ -25,12 +25,21 @@ class Metadata(NamedTuple):
         info: the axes and tags of each key; none for values assigned by the user.
         dropped: how many rows were dropped, for the keys with a `capacity`, except for
             those whose mask has it: `FirstRows`.
+        step_names: the names of steps that are known even if no key has them. A key
+            without rows is removed, and it must not depend on the data whether a step
+            is known.
     """
 
     steps: dict[str, dict[str, Any]] = _EMPTY
     mask: dict[str, Any] = _EMPTY
     info: dict[str, KeyInfo] = _EMPTY
     dropped: dict[str, Any] = _EMPTY
+    step_names: tuple[str, ...] = ()
+
+    @property
+    def known_steps(self) -> tuple[str, ...]:
+        """The names of all steps, including `step_names`."""
+        return tuple(dict.fromkeys((*self.steps, *self.step_names)))
 
     @classmethod
     def of_keys(
@@ -54,6 +63,7 @@ class Metadata(NamedTuple):
             _without(self.mask, key),
             _without(self.info, key),
             _without(self.dropped, key),
+            self.step_names,
         )
 
 

@@ -1,5 +1,6 @@
 """`logs.over_lanes`: statistics over lanes, such as the seeds of a `vmap`."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,15 @@ def over_lanes(
             f"`over_lanes` got {', '.join(map(repr, unknown))}; the statistics are "
             f"{', '.join(STATISTICS)}."
         )
-    keys = logs.compact()._keys()
+    compact = logs.compact()
+    keys = compact._keys()
     if keys and not any(map(has_lanes, keys.values())):
         raise LoxValueError(
             "`over_lanes` needs logs with lanes, such as those of `jax.vmap` or of "
             "`lox.runs(...).load()`; these have none."
         )
-    if step is not None and not any(step in key.steps for key in keys.values()):
-        known = dict.fromkeys(x for key in keys.values() for x in key.steps)
+    known = compact._metadata.known_steps
+    if keys and step is not None and step not in known:
         raise LoxKeyError(
             f"`over_lanes` got the step {step!r}, but these logs have no such step; "
             f"their steps are {', '.join(map(repr, known)) or 'none'}."
@@ -62,9 +64,10 @@ def samples_of(points: LanePoints) -> list[Sample]:
         )
         if values.dtype.kind not in "fiu":  # bool, and the dtypes of `ml_dtypes`
             values = values.astype(np.float64)
-        lanes = values.shape[-1]
-        flat = values.reshape(-1, lanes)
-        valid = present.reshape(-1, lanes) & np.isfinite(flat)
+        # not left to `reshape`, which cannot infer sizes of empty arrays
+        matrix = math.prod(values.shape[:-1]), values.shape[-1]
+        flat = values.reshape(matrix)
+        valid = present.reshape(matrix) & np.isfinite(flat)
         samples.append(Sample(flat, valid))
     return samples
 
@@ -72,8 +75,9 @@ def samples_of(points: LanePoints) -> list[Sample]:
 def nonfinite_lanes(points: LanePoints, samples: list[Sample]) -> tuple[int, Any]:
     """How many lanes have values that are not finite, and the first point with one."""
     found = np.zeros(points.present.shape, bool)
-    for sample in samples:
-        valid = sample.valid.reshape(len(found), -1, found.shape[1])
+    for sample, leaf in zip(samples, points.leaves, strict=True):
+        own = math.prod(leaf.shape[2:])
+        valid = sample.valid.reshape(len(found), own, found.shape[1])
         found |= points.present & ~valid.all(1)
     if not found.any():
         return 0, None

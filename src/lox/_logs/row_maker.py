@@ -53,7 +53,7 @@ def row_maker(
         else:
             logs._metadata = plain
             return logs
-        logs._metadata = as_metadata(Metadata, (by_key, nothing, info, nothing))
+        logs._metadata = as_metadata(Metadata, (by_key, nothing, info, nothing, ()))
         return logs
 
     return make_row

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lox._arrays import is_typed_key, leaves_with_paths
+from lox._arrays import is_typed_key, leaves_with_paths, to_native
 
 from .access import keys_of
 from .compaction import compacted
@@ -170,12 +170,5 @@ def _column(leaf: Any) -> Array:
     """Converts a leaf to an array of a dtype that NumPy itself has."""
     if is_typed_key(leaf):
         return np.empty(leaf.shape, object)  # PRNG keys, which trackers cannot show
-    column = np.asarray(leaf)
-    if column.dtype.kind in "biufc":
-        return column
-    name = column.dtype.name
-    if name.startswith(("bfloat", "float")):
-        return column.astype(np.float32)
-    if name.startswith(("int", "uint")):
-        return column.astype(np.int8 if name.startswith("int") else np.uint8)
+    column: Array = to_native(np.asarray(leaf))
     return column

@@ -18,6 +18,7 @@ from lox._arrays import (
     is_typed_key,
     namespace,
     structure_of,
+    widest_integer,
 )
 from lox._errors import LoxTypeError, LoxValueError
 
@@ -67,7 +68,7 @@ class Named(AnyReduction):
         )
 
     def dtype(self, dtype: Any) -> Any:
-        """The dtype of the reduction of values of a dtype, in a loop."""
+        """The dtype of the reduction of values of a dtype."""
         return dtype
 
     def init(self, kind: Any) -> Any:
@@ -94,11 +95,20 @@ class Named(AnyReduction):
             mask = rows.mask
             if mask is not None:
                 mask = mask.reshape(mask.shape + (1,) * own)
-            reduced.append(self.over_axis(leaf, axis, mask))
+            result = self.over_axis(leaf, axis, mask)
+            dtype = self.dtype_of_stacked(leaf)
+            reduced.append(result if result.dtype == dtype else result.astype(dtype))
         return reduced, rows.tree
 
+    def dtype_of_stacked(self, rows: Any) -> Any:
+        """The dtype of the reduction of stacked rows."""
+        return self.dtype(rows.dtype)
+
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
-        """Reduces an array; a mask, if any, says which rows were logged."""
+        """Reduces an array; a mask, if any, says which rows were logged.
+
+        The dtype of the result may be wider than `dtype_of_stacked`.
+        """
         raise NotImplementedError
 
 
@@ -116,6 +126,16 @@ def wide_dtype(dtype: Any) -> Any:
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
+def _stacked_dtype(rows: Any) -> Any:
+    """The dtype to add up stacked rows in.
+
+    NumPy adds up one row after the other, without compensation. XLA adds up parts of
+    the rows, so that rounding errors do not grow with their number.
+    """
+    wide = wide_dtype(rows.dtype)
+    return np.result_type(wide, np.float64) if namespace(rows) is np else wide
+
+
 def _real(dtype: Any) -> Any:
     return np.zeros((), dtype).real.dtype
 
@@ -127,9 +147,14 @@ class _Sum(Named):
         if is_inexact(dtype):
             return dtype
         # as in `jnp.sum`
-        jax = imported_jax()
-        unsigned = jax.numpy.issubdtype(dtype, np.unsignedinteger)
-        return jax.dtypes.canonicalize_dtype(np.uint64 if unsigned else np.int64)
+        return widest_integer(is_integer(dtype) and integer_range(dtype)[0] == 0)
+
+    def dtype_of_stacked(self, rows: Any) -> Any:
+        dtype = self.dtype(rows.dtype)
+        if is_inexact(dtype) or namespace(rows) is not np:
+            return dtype
+        # loaded rows do not overflow: NumPy has 64 bits, even if JAX has not
+        return np.dtype(f"{dtype.kind}8")
 
     def init(self, kind: Any) -> Any:
         dtype = self.dtype(kind.dtype)
@@ -146,8 +171,10 @@ class _Sum(Named):
         return carried.total() if isinstance(carried, CompensatedSum) else carried
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
+        dtype = self.dtype_of_stacked(rows)
+        wide = _stacked_dtype(rows) if is_inexact(dtype) else dtype
         where = True if mask is None else mask
-        return namespace(rows).sum(rows, axis=axis, where=where)
+        return namespace(rows).sum(rows, axis=axis, dtype=wide, where=where)
 
 
 class _Mean(_Sum):
@@ -161,17 +188,18 @@ class _Mean(_Sum):
         return total / number_like(number, total)
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
-        xp, rows = namespace(rows), rows.astype(_inexact(rows.dtype))
+        xp = namespace(rows)
         if mask is None:
-            return xp.mean(rows, axis=axis)
+            return xp.mean(rows, axis=axis, dtype=_stacked_dtype(rows))
         return xp.squeeze(_masked_mean(rows, axis, mask)[0], axis)
 
 
 def _masked_mean(rows: Any, axis: int, mask: Any) -> tuple[Any, Any]:
     """The mean of the logged rows, and their number, or 1 if there are none."""
-    xp = namespace(rows)
-    number = xp.maximum(xp.sum(mask, axis=axis, keepdims=True), 1).astype(rows.dtype)
-    return xp.sum(rows, axis=axis, keepdims=True, where=mask) / number, number
+    xp, wide = namespace(rows), _stacked_dtype(rows)
+    number = xp.maximum(xp.sum(mask, axis=axis, keepdims=True), 1).astype(_real(wide))
+    total = xp.sum(rows, axis=axis, dtype=wide, keepdims=True, where=mask)
+    return total / number, number
 
 
 class _Moments(NamedTuple):
@@ -214,13 +242,12 @@ class _Var(Named):
         return xp.where(finite, squares / number_like(number, squares), np.nan)
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
-        xp, rows = namespace(rows), rows.astype(_inexact(rows.dtype))
+        xp, rows = namespace(rows), rows.astype(_stacked_dtype(rows))
         if mask is None:
             return xp.var(rows, axis=axis)
         mean, number = _masked_mean(rows, axis, mask)
-        squares = xp.abs(rows - mean) ** 2
-        number = xp.squeeze(xp.real(number), axis)
-        return xp.sum(squares, axis=axis, where=mask) / number
+        squares = xp.sum(_square(rows - mean), axis=axis, where=mask)
+        return squares / xp.squeeze(number, axis)
 
 
 def _square(x: Any) -> Any:
@@ -242,7 +269,7 @@ class _Std(_Var):
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
         xp = namespace(rows)
         if mask is None:
-            return xp.std(rows.astype(_inexact(rows.dtype)), axis=axis)
+            return xp.std(rows.astype(_stacked_dtype(rows)), axis=axis)
         return xp.sqrt(super().over_axis(rows, axis, mask))
 
 
@@ -258,16 +285,20 @@ def worst_value(name: str, dtype: Any) -> Any:
     return complex(worst, worst) if np.dtype(dtype).kind == "c" else worst
 
 
+def _ordered_dtype(dtype: Any) -> Any:
+    """A dtype with the same order that has comparisons, and a `worst_value`."""
+    if is_inexact(dtype):
+        return wide_dtype(dtype)
+    is_small = dtype == np.bool_ or np.dtype(dtype).kind == "V"
+    return np.dtype(np.int8) if is_small else dtype
+
+
 class _Max(Named):
     name = "max"
     takes_no_rows = False
 
     def init(self, kind: Any) -> Any:
-        dtype = kind.dtype  # replaced if it has no arithmetic, by one of the same order
-        if is_inexact(dtype):
-            dtype = wide_dtype(dtype)
-        elif dtype == np.bool_ or np.dtype(dtype).kind == "V":
-            dtype = np.dtype(np.int8)
+        dtype = _ordered_dtype(kind.dtype)
         start = zeros(kind, dtype)
         return start + namespace(start).asarray(worst_value(self.name, dtype), dtype)
 
@@ -276,12 +307,13 @@ class _Max(Named):
         return choose(carried, cast(x, carried.dtype))
 
     def over_axis(self, rows: Any, axis: int, mask: Any) -> Any:
-        if rows.dtype == np.bool_:
-            return self.over_axis(rows.astype(np.int8), axis, mask).astype(np.bool_)
+        dtype = _ordered_dtype(rows.dtype)
+        rows = rows if rows.dtype == dtype else rows.astype(dtype)
         choose = getattr(namespace(rows), self.name)
         if mask is None:
             return choose(rows, axis=axis)
-        worst = worst_value(self.name, rows.dtype)
+        # as an array: JAX converts Python integers to int32, where this may overflow
+        worst = np.asarray(worst_value(self.name, dtype), dtype)
         return choose(rows, axis=axis, where=mask, initial=worst)
 
 

@@ -1,7 +1,8 @@
 """Joins the records of a key, from all its segments, into one `Key`."""
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,12 @@ class KeyPart:
         info = KeyInfo(True, lanes, ndims, key.tags)
         return Key(build_tree(key.tree, leaves), steps, mask, info)
 
+    def with_key_data(self, indices: Collection[int]) -> "KeyPart":
+        """The same records, with the data of typed PRNG keys in some columns."""
+        part = copy.copy(self)
+        part.key = self.key.with_key_data(indices)
+        return part
+
     def _mask(self, lane_shape: tuple[int, ...]) -> Any:
         self.segment.check_not_sparse()
         schema = self.segment.schema
@@ -88,6 +95,7 @@ def join_parts(name: str, parts: list[KeyPart]) -> Key:
 
 
 def _join(name: str, parts: list[KeyPart]) -> Key:
+    parts = _with_key_data(parts)
     first = parts[0]
     has_lanes = any(part.has_step(LANE) for part in parts)
     for other in parts[1:]:
@@ -114,6 +122,26 @@ def _join(name: str, parts: list[KeyPart]) -> Key:
     )
     tags = all_tags(part.key.tags for part in parts)
     return restored._replace(info=restored.info._replace(tags=tags))
+
+
+def _with_key_data(parts: list[KeyPart]) -> list[KeyPart]:
+    """Reads typed PRNG keys as their data, in columns of which some parts are data.
+
+    Programs deliver the data of a key, and eager calls the key itself.
+    """
+    columns = zip(*(part.key.columns for part in parts), strict=False)
+    mixed = {i for i, column in enumerate(columns) if _mixes_key_data(column)}
+    return [part.with_key_data(mixed) for part in parts] if mixed else parts
+
+
+def _mixes_key_data(column: Collection[Column]) -> bool:
+    """Whether one column is typed keys in some parts, and in others their data.
+
+    Without their types, keys of several implementations could not be told apart.
+    """
+    impls = {of_part.impl for of_part in column}
+    dtypes = {of_part.dtype for of_part in column}
+    return None in impls and len(impls) == 2 and len(dtypes) == 1
 
 
 def _where(part: KeyPart, other: KeyPart) -> str:

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import math
 import re
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -76,6 +77,14 @@ class Column:
                 f"this version of JAX has no {self.impl!r} keys with data of shape "
                 f"{self.shape}: {error}"
             ) from None
+
+    def joins(self, other: "Column") -> bool:
+        """Whether rows of both can be joined: typed PRNG keys also with their data."""
+        if self.shape != other.shape:
+            return False
+        if self.impl == other.impl:
+            return True
+        return None in (self.impl, other.impl) and self.dtype == other.dtype
 
     def to_json(self) -> Any:
         return [self.dtype, list(self.shape), self.impl]
@@ -145,6 +154,14 @@ class KeySchema:
             raise StoreError(f"{name!r:.80} has invalid tags")
         return cls(name, tree, columns, outer, lanes, tuple(tags))
 
+    def with_key_data(self, indices: Collection[int]) -> "KeySchema":
+        """The same key, with the data of typed PRNG keys in some of its columns."""
+        columns = (
+            dataclasses.replace(column, impl=None) if i in indices else column
+            for i, column in enumerate(self.columns)
+        )
+        return dataclasses.replace(self, columns=tuple(columns))
+
     def to_json(self) -> Any:
         return {
             "name": self.name,
@@ -154,6 +171,39 @@ class KeySchema:
             "columns": [column.to_json() for column in self.columns],
             **({"tags": list(self.tags)} if self.tags else {}),
         }
+
+
+class Form(NamedTuple):
+    """What all rows of a key must have in common.
+
+    Attributes:
+        key: the schema of the key.
+        steps: the names of its steps; rows inside and outside a `vmap` may be mixed, so
+            `lane` is not one of them.
+    """
+
+    key: KeySchema
+    steps: tuple[str, ...]
+
+    def joins(self, other: "Form") -> bool:
+        """Whether rows of both forms can be loaded together."""
+        key, of_other = self.key, other.key
+        return (
+            (key.tree, key.outer, key.lanes, self.steps)
+            == (of_other.tree, of_other.outer, of_other.lanes, other.steps)
+            and len(key.columns) == len(of_other.columns)
+            and all(map(Column.joins, key.columns, of_other.columns))
+        )
+
+    def __str__(self) -> str:  # for messages
+        key = self.key
+        shapes = ", ".join(str(column.shape) for column in key.columns)
+        lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
+        impls = ", ".join(column.impl or "none" for column in key.columns)
+        is_typed = any(column.impl is not None for column in key.columns)
+        prng = f"; PRNG keys: {impls}" if is_typed else ""
+        steps = ", ".join(self.steps) or "none"
+        return f"the shape {shapes} (structure {key.tree}{lanes}{prng}; steps: {steps})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,14 +228,10 @@ class Schema:
         mask = [] if self.mask is None else [self.mask]
         return [*values, *(column for _, column in self.steps), *mask]
 
-    def form(self, key: KeySchema) -> str:
-        """Describes what all rows of a key must have in common, for messages."""
-        shapes = ", ".join(str(column.shape) for column in key.columns)
-        # rows inside and outside a `vmap` may be mixed
-        names = sorted(name for name, _ in self.steps if name != LANE)
-        steps = ", ".join(names) or "none"
-        lanes = f", lanes {key.outer}+{key.lanes}" if key.outer or key.lanes else ""
-        return f"the shape {shapes} (structure {key.tree}{lanes}; steps: {steps})"
+    def form(self, key: KeySchema) -> Form:
+        """The form of the rows of a key."""
+        steps = sorted(name for name, _ in self.steps if name != LANE)
+        return Form(key, tuple(steps))
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -46,6 +46,7 @@ def _stack(name: str, runs: Sequence[str], lanes: Sequence[Key | None]) -> Key:
     for step, number in ((LANE, NO_LANE), (PROCESS, 0)):
         if any(step in lane.steps for lane in present.values()):
             present = {i: with_step(x, step, number) for i, x in present.items()}
+    present = _with_key_data(present)
     if any(lane.info.stacked for lane in present.values()):
         present = {i: lane.stacked() for i, lane in present.items()}
     _check_alike(name, runs, present)
@@ -73,6 +74,18 @@ def _stack(name: str, runs: Sequence[str], lanes: Sequence[Key | None]) -> Key:
     joined = combine(list(present.values()), join)
     tags = all_tags(lane.info.tags for lane in present.values())
     return joined._replace(info=joined.info._replace(tags=tags))
+
+
+def _with_key_data(present: dict[int, Key]) -> dict[int, Key]:
+    """Replaces typed PRNG keys with their data, if some runs have only their data."""
+    types = [
+        {leaf.dtype for leaf in leaves_of(lane.value) if is_typed_key(leaf)}
+        for lane in present.values()
+    ]
+    # without their types, keys of several implementations could not be told apart
+    if all(types) or len(set().union(*types)) != 1:
+        return present
+    return {i: lane.with_key_data() for i, lane in present.items()}
 
 
 def _padded(array: Any, axis: int, rows: int | None) -> Any:

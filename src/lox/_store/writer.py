@@ -25,7 +25,7 @@ from .growing_file import removed_error
 from .local_files import locked
 from .owners import mark_closed, mark_open
 from .records import Plan, records_of
-from .schema import Schema
+from .schema import Form, Schema
 from .segment_writer import SegmentWriter
 from .statuses import Ending
 from .times import TIMES, EventClock
@@ -86,7 +86,7 @@ class Writer:
             mark_open(self.directory)
         self._segments: dict[Schema, SegmentWriter] = {}
         self._all_segments: list[SegmentWriter] = []
-        self._forms: dict[str, str] = {}
+        self._forms: dict[str, Form] = {}
         self._segment_count = 0
         self._forget_plans()
         self.count = 0
@@ -272,7 +272,7 @@ class Writer:
         forms = {key.name: schema.form(key) for key in schema.keys}
         for name, form in forms.items():
             before = self._forms.get(name, form)
-            if form != before:
+            if not form.joins(before):
                 raise ShapeError(
                     f"{name!r} was saved with {before}, and cannot be saved with "
                     f"{form} as well. Use another name for one of them."

@@ -1,11 +1,15 @@
-"""Lanes that share a run: the step `lane` distinguishes their rows."""
+"""The runs of lanes.
+
+If lanes share a run, the step `lane` distinguishes their rows.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from lox._errors import LoxValueError
 from lox._events.event import Event
 from lox._events.payload import PAYLOAD
 from lox._host.logdicts import lane_converter, names_lanes, with_outer_lanes
@@ -74,22 +78,19 @@ def _lanes_of_runs(words: Any) -> Any:
     return numbers
 
 
-def logs_consumer(
-    event: Event, receive: Callable[[Any, logdict], None]
-) -> Callable[[Sequence[Any]], None]:
-    """Returns a function that consumes a payload of the words of runs and logs.
+def run_logs_converter(
+    event: Event,
+) -> Callable[[Sequence[Any]], Iterator[tuple[Any, logdict]]]:
+    """Converts a payload of the words of runs and logs to one such pair per lane.
 
-    In a `shard_map`, the number of the device follows, and rows have the step `lane`.
-
-    Args:
-        event: the event of the payload.
-        receive: receives the words, or None if there are none, and the logs; once per
-            lane.
+    The words may be None, if the logs contain an array: without any array, the lanes
+    of an event are unknown. In a `shard_map`, the number of the device follows, and
+    rows have the step `lane`.
     """
     convert = lane_converter(event)
     lanes_in_runs = LanesInRuns(event)
 
-    def consume(operands: Sequence[Any]) -> None:
+    def convert_lanes(operands: Sequence[Any]) -> Iterator[tuple[Any, logdict]]:
         # the words come first; without them, all logs are of one run
         has_words = event.call.trees[0].children()[0].num_leaves > 0
         shape = operands[0].shape[: event.layout.lanes]
@@ -103,6 +104,28 @@ def logs_consumer(
                     # not the number of lanes in the run, which differs between devices
                     count = 1 if lanes is None else len(lanes)
                     lane = int(device[0]) * count + (lane or 0)
-                receive(run, logs if lane is None else with_lane(logs, lane))
+                yield run, logs if lane is None else with_lane(logs, lane)
 
-    return consume
+    return convert_lanes
+
+
+def split_by_run(
+    words: Any, logs: logdict, mismatch: Callable[[int, int], str]
+) -> Iterator[tuple[Any, logdict]]:
+    """Splits logs by their lanes: yields the words and the logs of each run.
+
+    Args:
+        words: the words of the run, or of the run of each lane; None for one run
+            without words.
+        logs: the logs, with the lanes of `words`.
+        mismatch: the error message for numbers of runs and lanes that differ.
+    """
+    if words is None or np.ndim(words) < 2:
+        yield words, logs
+        return
+    # an outer lane in which nothing was logged has lost the axes of its inner lanes
+    lanes = logs.lanes() if logs else [logs] * len(words)
+    if len(lanes) != len(words):
+        raise LoxValueError(mismatch(len(words), len(lanes)))
+    for of_lane, lane in zip(words, lanes, strict=True):
+        yield from split_by_run(of_lane, lane, mismatch)

@@ -1,8 +1,7 @@
 """`lox.save`: saves logs to disk."""
 
-import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,13 +22,14 @@ from lox._store.open_writers import open_writers
 from lox._store.processes import part_path
 
 from .compiled import is_outermost
-from .run_lanes import logs_consumer
+from .run_lanes import run_logs_converter, split_by_run
 
 _MODES = {
     "a": "append to an existing run",
     "w": "replace it",
     "x": "raise an error",
 }
+_NO_KEY = np.uint32(0)  # the words of a key are an array
 
 
 def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) -> None:
@@ -75,10 +75,10 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
         parts = [local.written_here(), *local.lanes]
         if local.lanes or local.shared:
             parts = [part for part in parts if part]
-        for part in parts:
-            _save(directory, mode, words, part)
-            mode = "a"
+        _save(directory, mode, [(words, part) for part in parts])
         return
+    if words is None and not jax.tree.leaves(logs):
+        words = _NO_KEY  # without an array, the event would have no lanes
     sink = _SaveSink(directory, mode)
     payload = words, with_key_data(logs)
     send_payload(payload, sink, "`lox.save`", names_device=True)
@@ -103,7 +103,12 @@ class _SaveSink(HostSink):
         self._to = path, mode
 
     def consumer(self, event: Event) -> Consume:
-        return logs_consumer(event, functools.partial(_save, *self._to))
+        convert = run_logs_converter(event)
+
+        def consume(operands: Sequence[Any]) -> None:
+            _save(*self._to, convert(operands))
+
+        return consume
 
     # equal sinks, so that a program that is traced again is not compiled again
     def __eq__(self, other: object) -> bool:
@@ -113,20 +118,29 @@ class _SaveSink(HostSink):
         return hash(self._to)
 
 
-def _save(path: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:
-    if words is None:
-        _write(path, mode, None, logs)
-    elif np.ndim(words) == 1:
-        _write(path / run_name(words), mode, words, logs)
-    else:
-        lanes = logs.lanes()
-        if len(lanes) != len(words):
-            raise LoxValueError(
-                f"`lox.save` got {len(words)} keys for logs of {len(lanes)} lane(s). "
-                "Pass one key per lane."
-            )
-        for lane, key in zip(lanes, words, strict=True):
-            _save(path, mode, key, lane)
+def _save(path: pathlib.Path, mode: str, parts: Iterable[tuple[Any, logdict]]) -> None:
+    """Saves the parts of one call, each with the words of its runs.
+
+    The mode says what to do with earlier runs, so only the first part of a run uses it,
+    and the others are appended.
+    """
+    begun: set[str] = set()
+    for words, logs in parts:
+        for key, lane in list(split_by_run(words, logs, _mismatch)):
+            if key is None or np.ndim(key) == 0:
+                key, name, run = None, "", path
+            else:
+                name = run_name(key)
+                run = path / name
+            _write(run, "a" if name in begun else mode, key, lane)
+            begun.add(name)
+
+
+def _mismatch(keys: int, lanes: int) -> str:
+    return (
+        f"`lox.save` got {keys} keys for logs of {lanes} lane(s). Pass one key per "
+        "lane."
+    )
 
 
 def _write(run: pathlib.Path, mode: str, words: Any, logs: logdict) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lox._errors import LoxError, LoxValueError, LoxWarning
+from lox._errors import LoxError, LoxWarning
 from lox._events.event import Event
 from lox._events.payload import PAYLOAD
 from lox._host.callbacks import CallbackSink, Consume, HostSink
@@ -27,7 +27,8 @@ from lox._source import delivery, warn
 from lox._transforms.run_keys import split_run
 from lox._transforms.run_lanes import (
     LanesInRuns,
-    logs_consumer,
+    run_logs_converter,
+    split_by_run,
     with_lanes_of_runs,
 )
 
@@ -253,10 +254,13 @@ class WriteSink(RunSink):
     names_devices = True
 
     def consumer(self, event: Event) -> Consume:
-        def receive(words: Any, logs: logdict) -> None:
-            self.handle((words, logs), late=True)
+        convert = run_logs_converter(event)
 
-        return logs_consumer(event, receive)
+        def consume(operands: Sequence[Any]) -> None:
+            for payload in convert(operands):
+                self.handle(payload, late=True)
+
+        return consume
 
     def handle(self, payload: Any, late: bool) -> None:
         words, logs = payload
@@ -266,21 +270,23 @@ class WriteSink(RunSink):
         self.each([partial(self._write, words, logs, late)])
 
     def _write(self, words: Any, logs: logdict, late: bool) -> None:
-        if np.ndim(words) == 1:
-            happened = logs.compact()
-            if happened:
-                self.runs.write(tuple(map(int, words)), happened, late)
+        happened = logs.compact()
+        if not happened:
             return
-        if not logs.compact():
-            return
-        lanes = logs.lanes()
-        if len(lanes) != len(words):
-            raise LoxValueError(
-                f"a logger got logs of {len(lanes)} lane(s) for {len(words)} runs. "
-                "Call it under `jax.vmap`, so that each lane has its own state."
-            )
-        pairs = zip(words, lanes, strict=True)
-        call_all(partial(self._write, one, lane, late) for one, lane in pairs)
+        runs = list(split_by_run(words, happened, _mismatch))
+        call_all(partial(self._write_run, one, lane, late) for one, lane in runs)
+
+    def _write_run(self, words: Any, logs: logdict, late: bool) -> None:
+        happened = logs.compact()
+        if happened:
+            self.runs.write(tuple(map(int, words)), happened, late)
+
+
+def _mismatch(runs: int, lanes: int) -> str:
+    return (
+        f"a logger got logs of {lanes} lane(s) for {runs} runs. Call it under "
+        "`jax.vmap`, so that each lane has its own state."
+    )
 
 
 class DeviceWriteSink(WriteSink):
