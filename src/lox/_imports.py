@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+from ._garbage import collector_paused
+
 # --- modules of lox that are imported on first use ---------------------------
 
 _loading = threading.RLock()
@@ -29,7 +31,8 @@ def load(name: str) -> ModuleType:
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
-    with _loading, _signals_deferred():
+    # modules are not garbage, but the collector would search all objects of JAX
+    with _loading, _signals_deferred(), collector_paused():
         return importlib.import_module(name)
 
 

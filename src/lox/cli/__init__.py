@@ -22,9 +22,9 @@ from types import ModuleType
 from typing import Any
 
 from lox._errors import LoxError, LoxWarning
+from lox._garbage import collector_paused
 from lox._version import __version__
 
-from ._garbage import collector_paused
 from ._output import (
     discard_output,
     flush_messages,

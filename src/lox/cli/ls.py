@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lox._errors import LoxValueError
+from lox._garbage import collector_paused
 from lox._store.configs import hashable
 from lox._store.run_table import Line, format_duration, line_of
 
 from ._find import add_runs, find_runs
-from ._garbage import collector_paused
 from ._output import print_json
 from ._terminal import Column, print_table, status_style, styled
 from ._values import to_json, to_text
