@@ -194,3 +194,23 @@ def test_number_of_keys_must_fit_the_lanes_even_if_some_logged_nothing(tmp_path)
     with pytest.raises(lox.LoxValueError, match="3 keys for logs of 2 lane"):
         lox.save(logs, tmp_path / "store", key=keys)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("mode", ["w", "x"])
+def test_mode_that_would_keep_one_device_only_is_refused_in_shard_map(tmp_path, mode):
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("d",), axis_types=auto)
+    spec = jax.sharding.PartitionSpec("d")
+
+    def split(mode):
+        def save(x):
+            lox.save({"x": x[0]}, tmp_path / "run", mode)
+            return x
+
+        return jax.shard_map(save, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    with pytest.raises(lox.LoxValueError, match="only those of one device"):
+        jax.jit(split(mode))(jnp.arange(2.0))
+    jax.jit(split("a"))(jnp.arange(2.0))
+    jax.effects_barrier()
+    assert sorted(lox.load(tmp_path / "run")["x"].tolist()) == [0.0, 1.0]

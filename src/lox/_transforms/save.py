@@ -13,6 +13,7 @@ from lox._events.event import Event
 from lox._events.payload import send_payload
 from lox._host.callbacks import Consume, HostSink
 from lox._jax import host
+from lox._jax.array_types import axes_size, manual_axes
 from lox._logs.access import with_key_data
 from lox._logs.logdict import logdict
 from lox._logs.shards import local_logs
@@ -77,6 +78,12 @@ def save(logs: Mapping[str, Any], path: Path, mode: str = "a", key: Any = None) 
             parts = [part for part in parts if part]
         _save(directory, mode, [(words, part) for part in parts])
         return
+    if mode != "a" and words is None and axes_size(manual_axes()) > 1:
+        raise LoxValueError(
+            f"`lox.save` got `mode={mode!r}` inside `jax.shard_map`, where each device "
+            "saves its own rows: only those of one device would be kept. Use "
+            '`mode="a"`, give each device its own `key`, or save outside `shard_map`.'
+        )
     if words is None and not jax.tree.leaves(logs):
         words = _NO_KEY  # without an array, the event would have no lanes
     sink = _SaveSink(directory, mode)
