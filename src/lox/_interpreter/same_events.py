@@ -9,6 +9,7 @@ with the same number are equal.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from lox._events.event import Event
@@ -128,8 +129,7 @@ def _constant(value: Any) -> Hashable:
     """A constant in a form that can be compared: by value, or by identity."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return type(value), value
-    if isinstance(value, np.ndarray | np.generic) and value.size <= _MAX_COMPARED:
-        # also the literals of JAX, whose type is a subclass
+    if _is_small_array(value):
         array = np.asarray(value)
         return type(value), array.dtype, array.shape, array.tobytes()
     try:
@@ -137,6 +137,13 @@ def _constant(value: Any) -> Hashable:
     except TypeError:
         return _Identity(value)
     return value
+
+
+def _is_small_array(value: Any) -> bool:
+    """Whether a value is a small array on the host, such as a literal of JAX."""
+    if isinstance(value, type | jax.Array) or not hasattr(value, "__array__"):
+        return False
+    return np.size(value) <= _MAX_COMPARED
 
 
 class _Identity:
