@@ -9,6 +9,7 @@ import sys
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # MLflow writes to the home directory
 
 from tests.fuzz.hostile.kinds import KINDS
 from tests.fuzz.hostile.sandbox import run_cases

@@ -167,9 +167,8 @@ def _damaged_json(data: bytes, rng: random.Random) -> bytes:
             holder[rng.choice(ODD_TEXTS)] = holder.pop(key)
         elif kind == 2 and isinstance(holder[key], str):
             # also a schema that is text
-            holder[key] = damaged(holder[key].encode(), rng, [data]).decode(
-                "utf-8", "surrogateescape"
-            )
+            text = holder[key].encode("utf-8", "surrogatepass")
+            holder[key] = damaged(text, rng, [data]).decode("utf-8", "surrogateescape")
         elif kind == 3:
             twice = f'"{rng.choice(("version", "name", "schema"))}": -1, '
         else:
