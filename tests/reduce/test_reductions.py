@@ -237,14 +237,16 @@ def test_stacked_rows_are_added_up_as_accurately_as_in_loop(
     if host:
         logs = on_host(logs)
     exact = np.asarray(xs[0]).astype(np.float64)
-    precision = float(jnp.finfo(dtype).eps)
+    # XLA adds up 1e6 float32 rows to about 2e-7, with JAX 0.9 to 1e-6
+    accuracy = 2e-6
+    precision = max(float(jnp.finfo(dtype).eps), accuracy)
     mean = np.asarray(logs.reduce("mean")["x"]).astype(np.float64)
-    np.testing.assert_allclose(mean, exact, rtol=max(precision, 5e-7))
+    np.testing.assert_allclose(mean, exact, rtol=precision)
     std = np.asarray(logs.reduce("std")["x"]).astype(np.float64)
-    np.testing.assert_allclose(std, 0, atol=5e-7 * value)
+    np.testing.assert_allclose(std, 0, atol=accuracy * value)
     if rows * value < float(jnp.finfo(dtype).max):
         total = np.asarray(logs.reduce("sum")["x"]).astype(np.float64)
-        np.testing.assert_allclose(total, rows * exact, rtol=max(precision, 5e-7))
+        np.testing.assert_allclose(total, rows * exact, rtol=precision)
 
 
 @pytest.mark.parametrize("host", [False, True])
