@@ -237,8 +237,8 @@ def test_stacked_rows_are_added_up_as_accurately_as_in_loop(
     if host:
         logs = on_host(logs)
     exact = np.asarray(xs[0]).astype(np.float64)
-    # XLA adds up 1e6 float32 rows to about 2e-7, with JAX 0.9 to 1e-6
-    accuracy = 2e-6
+    # XLA adds up 1e6 float32 rows to about 2e-7; that of JAX 0.9 only to 1e-6
+    accuracy = 5e-7 if host or jax.__version_info__ >= (0, 10) else 2e-6
     precision = max(float(jnp.finfo(dtype).eps), accuracy)
     mean = np.asarray(logs.reduce("mean")["x"]).astype(np.float64)
     np.testing.assert_allclose(mean, exact, rtol=precision)

@@ -317,7 +317,8 @@ def _are_same(own: CustomFunction, other: CustomFunction) -> bool:
         # a function of the same place that the function calls has fewer events
         first, second = map(_number_of_events, functions)
         return first == second
-    return any(traced) or None in functions or functions[0] is functions[1]
+    unknown = any(x is None for x in functions)
+    return any(traced) or unknown or functions[0] is functions[1]
 
 
 def _number_of_events(jaxpr: Any) -> int:

@@ -41,7 +41,7 @@ def custom_function(fun: Any, rule: Any) -> CustomFunction:
     if isinstance(function, functools.partial):
         if function.args and jaxprs.is_jaxpr(function.args[0]):  # `jaxpr_as_fun`
             function = function.args[0]
-        elif function.func.__module__.partition(".")[0] == "jax":
+        elif str(getattr(function.func, "__module__", "")).startswith("jax."):
             function = None
     return CustomFunction(_place_of(fun, rule), function)
 
